@@ -1,0 +1,1 @@
+"""Text to token shards to rows; knows nothing of models."""

@@ -1,0 +1,20 @@
+"""How every command ends on bad input: one sentence on standard error and exit code 2, never a traceback."""
+
+import sys
+from collections.abc import Callable
+
+from mezzotint.data.errors import InputError
+
+
+def run_command(command: Callable[[], int | None], *also: type[Exception]) -> int:
+    """Run `command` and return its exit code; InputError and the classes in `also` become one sentence and code 2."""
+    try:
+        return command() or 0
+    except (InputError, *also) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: run the same command again to go on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 141

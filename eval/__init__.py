@@ -1,0 +1,1 @@
+"""Measures releases: bound, speed, samples; uses data and models, never training."""

@@ -1,0 +1,1 @@
+"""Recipes and the commands that train, export and run the demo; may use everything."""

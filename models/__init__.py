@@ -1,0 +1,1 @@
+"""Block-diffusion denoisers: backbones, decoding state and generation; imports torch and safetensors alone."""
