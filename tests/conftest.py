@@ -1,0 +1,43 @@
+"""What every test runs under: this checkout's code, one thread, a restored default dtype, and poisoned memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# before anything imports numpy or torch: test runs share small machines, and sums must not depend on the core count
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+
+import mezzotint.models
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to test another checkout: an editable install follows the folder it was made in."""
+    installed = Path(mezzotint.models.__file__).resolve().parents[1]
+    if installed != CHECKOUT:
+        raise pytest.UsageError(
+            f"mezzotint is installed from {installed}, not from {CHECKOUT}; run `pip install -e .` in {CHECKOUT} first"
+        )
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _default_dtype_restored():
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory():
+    """torch.empty and its relatives come filled with NaN (integers: their maximum), so that unwritten memory shows."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
