@@ -1,0 +1,95 @@
+"""The attention mixer: multi-head or grouped-query block-causal attention as one pass over clean and noisy blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .config import ModelConfig
+from .layers import RMSNorm, rope_tables, rotate
+from .layout import Layout
+from .ops.attention import attend_tiles
+from .ops.tiles import Tile, plan_tiles
+from .state import KVState
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What all attention layers of a pass share: the tiles of both streams and the rotary tables."""
+
+    layout: Layout
+    clean: list[Tile]
+    noisy: list[Tile]
+    rope: tuple[Tensor, Tensor] | None
+
+
+def plan_attention(config: ModelConfig, layout: Layout, *, cached: bool, device, dtype: torch.dtype) -> AttentionPlan:
+    """Visibility (DESIGN: a clean block sees clean blocks up to itself, a frontier those before it) as ranges of keys.
+
+    Keys are those of the pass, or with `cached` those of the state, into which the pass has been written already.
+    """
+    size = layout.block_length
+    offset = layout.lengths[:, None] if cached else torch.zeros(layout.batch, 1, dtype=torch.long)
+    index = layout.clean_index()
+    reach = torch.minimum(index + 1, layout.reached())  # invalid blocks look at what is there, and are seen by nobody
+
+    def tiles(blocks: Tensor, high: Tensor) -> list[Tile]:
+        start = layout.start_of(blocks)
+        low = torch.where(start == 0, 0, offset + start * size)
+        return plan_tiles(low, offset + high * size, block_length=size, device=device, dtype=dtype)
+
+    clean, noisy = tiles(index, reach), tiles(layout.frontiers, layout.frontiers)
+    rope = None
+    if config.positions == "rope":
+        rope = rope_tables(config, layout.positions().to(device), dtype)
+    return AttentionPlan(layout, clean, noisy, rope)
+
+
+class Attention(nn.Module):
+    """softmax attention with optional QK-norm and rotary positions."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, kv_width = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.d_model, width, bias=False)
+        self.k_proj = nn.Linear(config.d_model, kv_width, bias=False)
+        self.v_proj = nn.Linear(config.d_model, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, config.d_model, bias=False)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
+
+    def start(self, batch: int, max_length: int, dtype: torch.dtype, device: torch.device) -> KVState:
+        shape = (batch, self.config.n_kv_heads, max_length, self.config.head_dim)
+        return KVState(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+
+    def forward(self, x: Tensor, plan: AttentionPlan, state: KVState | None) -> tuple[Tensor, KVState | None]:
+        """One pass over x (B, T + K*G, D), clean tokens first -> (B, T + K*G, D) and the state, written in place."""
+        layout = plan.layout
+        size, clean = layout.block_length, layout.clean_tokens
+        q, k, v = (self._heads(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        if self.config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if plan.rope is not None:
+            q, k = rotate(q, plan.rope), rotate(k, plan.rope)
+        keys, values = k[:, :, :clean], v[:, :, :clean]
+        if state is not None:
+            if clean:
+                state.write(keys, values, layout.lengths, layout.reached()[:, 0] * size)
+            keys, values = state.k, state.v
+        parts = []
+        if clean:
+            queries = q[:, :, :clean].unflatten(2, (-1, size))
+            parts.append(attend_tiles(queries, keys, values, plan.clean, None))
+        if layout.noisy_blocks:
+            noisy_q, noisy_k, noisy_v = (t[:, :, clean:].unflatten(2, (-1, size)) for t in (q, k, v))
+            parts.append(attend_tiles(noisy_q, keys, values, plan.noisy, (noisy_k, noisy_v)))
+        y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        return self.o_proj(y.flatten(2, 3).transpose(1, 2).flatten(2)), state
+
+    def _heads(self, t: Tensor) -> Tensor:
+        """(B, L, H*P) -> (B, H, L, P)."""
+        return t.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)

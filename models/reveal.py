@@ -1,0 +1,196 @@
+"""Which tokens to propose and which masked positions to reveal: samplers and reveal rules as small frozen callables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .errors import InputError
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One token for every position of a canvas, with what the model thinks of it. All (B, G).
+
+    Confidence and entropy (nats) are of the model's own distribution, before temperature and top-p, so that a threshold
+    means the same at every temperature.
+    """
+
+    tokens: Tensor
+    confidence: Tensor
+    entropy: Tensor
+
+
+def uniform(shape: tuple[int, ...], *, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Uniform float64 noise in [0, 1), drawn on the generator's device: a CPU generator gives the same on any device."""
+    return torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device).to(device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """Draws a token per position: greedy at temperature 0, else from softmax(logits / temperature) cut to its nucleus.
+
+    top_p keeps the most likely tokens until their mass reaches it (Holtzman et al. 2020, arXiv 1904.09751). Drawing inverts
+    the cumulative distribution in float64: float32 Gumbel noise truncates the tail, which acts as a lower temperature
+    (Zheng et al. 2024, arXiv 2409.02908, section 4).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.temperature >= 0, f"temperature is {self.temperature}; it must be 0 (greedy) or more")
+        _require(0 < self.top_p <= 1, f"top_p is {self.top_p}; it must be above 0 and at most 1")
+
+    def __call__(self, logits: Tensor, generator: torch.Generator) -> Proposal:
+        """Logits (B, G, V), -inf where a token must never come, to one Proposal."""
+        own = logits.to(torch.float64).softmax(dim=-1)
+        if self.temperature == 0:
+            tokens = own.argmax(dim=-1)
+        else:
+            hot = own if self.temperature == 1 else (logits.to(torch.float64) / self.temperature).softmax(dim=-1)
+            noise = uniform(logits.shape[:2], generator=generator, device=logits.device)
+            tokens = _invert(_nucleus(hot, self.top_p), noise)
+        confidence = own.gather(-1, tokens[..., None])[..., 0]
+        return Proposal(tokens, confidence, torch.special.entr(own).sum(dim=-1))
+
+
+def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+    """Zero outside the smallest set of most likely tokens whose mass reaches top_p; never empty."""
+    if top_p == 1:
+        return probabilities
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    before = F.pad(ordered.cumsum(dim=-1)[..., :-1], (1, 0))
+    kept = torch.where(before < top_p, ordered, 0.0)
+    return torch.zeros_like(kept).scatter(-1, order, kept)
+
+
+def _invert(mass: Tensor, noise: Tensor) -> Tensor:
+    """Tokens (B, G) drawn from unnormalized float64 `mass` (B, G, V) by uniform `noise` (B, G)."""
+    cumulative = mass.cumsum(dim=-1)
+    total = cumulative[..., -1:].contiguous()
+    drawn = torch.searchsorted(cumulative, noise[..., None] * total, right=True)
+    last = torch.searchsorted(cumulative, total)  # the last token with mass, should noise * total round up to total
+    return torch.minimum(drawn, last)[..., 0]
+
+
+class Reveal(Protocol):
+    """A rule that picks positions to reveal in one step.
+
+    Takes a Proposal, `masked` (B, G) bool, `step` (B,) int64 (steps this row's block has had, on any device) and a generator;
+    returns `chosen` (B, G) bool, a subset of `masked` with at least one position in every row that has a mask, and the
+    row's next step (B,). A rule never loops over rows.
+    """
+
+    def __call__(
+        self, proposal: Proposal, *, masked: Tensor, step: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopK:
+    """The most confident positions, an equal share each step, so that a block takes at most `steps` (MaskGIT, arXiv 2202.04200)."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        _require(self.steps >= 1, f"steps is {self.steps}; a block needs at least 1")
+
+    def __call__(
+        self, proposal: Proposal, *, masked: Tensor, step: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        left = (self.steps - step).clamp(min=1)
+        count = -(-masked.sum(dim=1) // left)  # rounded up: the last step takes what is left
+        return masked & (_rank(-proposal.confidence, masked) < count[:, None]), step + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """Every position at least `confidence` sure, and always the surest one (Fast-dLLM, arXiv 2505.22618)."""
+
+    confidence: float
+
+    def __post_init__(self) -> None:
+        _require(self.confidence > 0, f"confidence is {self.confidence}; it must be above 0 (above 1: one token a step)")
+
+    def __call__(
+        self, proposal: Proposal, *, masked: Tensor, step: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        sure = proposal.confidence >= self.confidence
+        surest = _rank(-proposal.confidence, masked) == 0
+        return masked & (sure | surest), step + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyBound:
+    """The lowest-entropy positions while the entropies of all but the largest of them sum to at most `bound` nats.
+
+    That sum bounds the dependence that revealing them together ignores (Ben-Hamu et al. 2025, arXiv 2505.24857, EB-Sampler).
+    """
+
+    bound: float
+
+    def __post_init__(self) -> None:
+        _require(self.bound >= 0, f"entropy bound is {self.bound}; it must be 0 or more")
+
+    def __call__(
+        self, proposal: Proposal, *, masked: Tensor, step: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        key = torch.where(masked, proposal.entropy, torch.inf)
+        ordered, order = key.sort(dim=1, stable=True)
+        within = F.pad(ordered.cumsum(dim=1)[:, :-1], (1, 0)) <= self.bound  # the first always is
+        return masked & torch.zeros_like(masked).scatter(1, order, within), step + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ancestral:
+    """Exact ancestral sampling of the absorbing process on `steps` equal times, without its idle passes.
+
+    From time t to s every mask is revealed independently with probability (alpha_s - alpha_t) / (1 - alpha_t) (MDLM, arXiv
+    2406.07524, equation 7), on the linear schedule 1 / (steps - i) at step i. So the step of each mask is uniform over those left,
+    and a step at which a row reveals nothing has no effect: the row jumps to its next step that reveals something.
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        _require(self.steps >= 1, f"steps is {self.steps}; a block needs at least 1")
+
+    def __call__(
+        self, proposal: Proposal, *, masked: Tensor, step: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        noise = uniform(tuple(masked.shape), generator=generator, device=masked.device)
+        left = (self.steps - step).clamp(min=1)[:, None]
+        when = step[:, None] + (noise * left).floor().long().clamp(max=left - 1)
+        when = torch.where(masked, when, torch.iinfo(torch.long).max)
+        first = when.amin(dim=1)
+        return masked & (when == first[:, None]), torch.where(masked.any(dim=1), first, step) + 1
+
+
+@dataclass(frozen=True)
+class FirstHitting:
+    """One mask a step, each equally likely: ancestral sampling in continuous time (Zheng et al. 2024, arXiv 2409.02908).
+
+    The hitting times themselves are not needed, since no two masks are revealed at once and the order is uniform.
+    """
+
+    def __call__(
+        self, proposal: Proposal, *, masked: Tensor, step: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        noise = uniform(tuple(masked.shape), generator=generator, device=masked.device)
+        return masked & (_rank(noise, masked) == 0), step + 1
+
+
+def _rank(key: Tensor, masked: Tensor) -> Tensor:
+    """Rank (B, G) of every position by ascending key, masked ones first, ties by position."""
+    order = torch.where(masked, key, torch.inf).argsort(dim=1, stable=True)
+    return torch.empty_like(order).scatter(1, order, torch.arange(key.shape[1], device=key.device).expand_as(order))
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise InputError(sentence)
