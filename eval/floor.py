@@ -68,10 +68,13 @@ def decode_tiles(config: ModelConfig, *, batch: int, rows: int, context: int) ->
 
 
 def training_tiles(config: ModelConfig, *, batch: int, blocks: int) -> list[Tiles]:
-    """The tiles of two streams with all frontiers: clean and noisy block `b` each see `b + 1` blocks."""
+    """The tiles of two streams with all frontiers: clean and noisy block `b` each see `b + 1` blocks.
+
+    The last clean block is cut off: no frontier sees it.
+    """
     g, groups, a = config.block_length, config.n_heads // config.n_kv_heads, config.pattern.count("A")
-    heads = batch * config.n_kv_heads
-    return [Tiles(heads, 2 * g * groups, (b + 1) * g, config.head_dim, a) for b in range(blocks) if a]
+    heads, streams = batch * config.n_kv_heads, [2] * (blocks - 1) + [1]
+    return [Tiles(heads, s * g * groups, (b + 1) * g, config.head_dim, a) for b, s in enumerate(streams) if a]
 
 
 def product_flops(products: list[Linear] | list[Tiles]) -> int:
@@ -144,9 +147,10 @@ def training_floor(
 ) -> Callable[[], None]:
     """The products of forward and backward of `batch` rows, two streams, all frontiers, head at `masked` rows only.
 
-    Both streams count in every layer, also in the last one, where a model need not finish the clean stream.
+    The clean stream is cut at the last frontier. Both streams count in every layer, also in the last one, where a
+    model need not finish the clean stream.
     """
-    linears = linear_layers(config, rows=2 * batch * row_length, logits=masked)
+    linears = linear_layers(config, rows=batch * (2 * row_length - config.block_length), logits=masked)
     tiles = training_tiles(config, batch=batch, blocks=row_length // config.block_length)
     return training_products(linears, tiles, dtype=dtype, device=device)
 

@@ -64,7 +64,7 @@ class StoragePeak(TorchDispatchMode):
         self.peak = 0
         self._known: set[int] = set()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's signature
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         before = {_storage_id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):

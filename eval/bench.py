@@ -1,0 +1,187 @@
+"""`make bench`: training and denoising steps of the three 10m models, each beside its floor measured in the same run.
+
+Prints a Markdown table and writes it with all samples' quantiles to runs/bench/. One thread; medians of interleaved
+samples, so that load falls on a step and on its floor alike; ten minutes at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from mezzotint.data.cli import run_command
+from mezzotint.data.files import write_bytes, write_json
+from mezzotint.eval.bench_training import one_stream_step, training_case, two_stream_step
+from mezzotint.eval.doctor import cpu_name
+from mezzotint.eval.fill import fill_random
+from mezzotint.eval.floor import decode_floor, read_bandwidth, state_read_seconds, training_floor
+from mezzotint.eval.speed import passes
+from mezzotint.eval.subjects import build, preset_subject
+from mezzotint.eval.timing import Protocol, Timing, interleave, load_average
+from mezzotint.models.config import ModelConfig
+from mezzotint.models.denoiser import Denoiser
+from mezzotint.models.errors import InputError
+
+BACKBONES = ("attention", "mamba", "hybrid")
+ROW_LENGTH, CONTEXT = 1024, 16_384
+DTYPES = (torch.float32, torch.bfloat16)
+FULL = Protocol(steps=15, seconds=4.0, least=7, warmups=1, warmup_tolerance=0.05, warmup_seconds=1.5)
+QUICK = Protocol(steps=3, seconds=0.1, least=2, warmups=1, warmup_seconds=0.0)
+
+# ratios aimed at: training of attention and of a model with Mamba layers in float32 and bfloat16; denoising
+TRAINING_AIMS = {torch.float32: (1.5, 1.8), torch.bfloat16: (2.5, 3.5)}
+DENOISING_AIM, LENGTH_AIM, STREAMS_AIM = 1.6, 1.05, 1.9
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="mezzotint.eval.bench", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--size", default="10m", help="preset (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=2, help="rows of a training step (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="two samples each: a check that everything runs")
+    options = parser.parse_args(arguments)
+    return run_command(lambda: bench(options), InputError)
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Measure, printing every row as it comes; JSON and table are rewritten after each."""
+    torch.set_num_threads(1)
+    started, rows = time.perf_counter(), []
+    protocol = QUICK if options.quick else FULL
+    about = _about(options)
+    for row in _rows(options.size, batch=options.batch, protocol=protocol):
+        rows.append(row)
+        print(
+            f"{row['step']:28} {row['model']:10} {row['dtype']:9} ratio {row['ratio']:.2f}", file=sys.stderr, flush=True
+        )
+        report = about | {"seconds": time.perf_counter() - started, "rows": rows}
+        write_json(options.out / "bench.json", report)
+        write_bytes(options.out / "bench.md", markdown(report).encode())
+    print(markdown(report))
+    return 0
+
+
+def markdown(report: dict) -> str:
+    """The table, with what it was measured on above it."""
+    lines = [
+        f"{report['cpu']}, {report['cores']} cores, one thread, torch {report['torch']}, preset {report['size']}; "
+        f"{report['seconds']:.0f} s, load average {report['rows'][0]['load']:.1f} to {report['rows'][-1]['load']:.1f}. "
+        f"Training: forward and backward of {report['batch']} rows of {ROW_LENGTH} tokens, two streams, all frontiers, "
+        "loss and head at masked tokens; optimizer left out of both. Beside a step is its floor: linear layers, QK^T "
+        "and PV over visible tiles as bare products, and for denoising the state's bytes over "
+        f"{report['read_bytes_per_s'] / 1e9:.1f} GB/s.",
+        "",
+        "| step | model | dtype | ms | beside it | ms | ratio | aim | p90/p10 | load |",
+        "|---|---|---|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in report["rows"]:
+        lines.append(
+            f"| {row['step']} | {row['model']} | {row['dtype']} | {row['ms']:.1f} | {row['beside']} | {row['beside_ms']:.1f} "
+            f"| {row['ratio']:.2f} | {row['aim']:.2f} | {row['spread']:.2f} | {row['load']:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _rows(size: str, *, batch: int, protocol: Protocol) -> Iterator[dict]:
+    for backbone in BACKBONES:
+        for dtype in DTYPES:
+            yield from _training(size, backbone, dtype=dtype, batch=batch, protocol=protocol)
+    bandwidth = read_bandwidth()
+    for backbone in BACKBONES:
+        for dtype in DTYPES:
+            yield _denoising(size, backbone, dtype=dtype, bandwidth=bandwidth, protocol=protocol)
+    yield _length(size, protocol=protocol)
+
+
+def _training(size: str, backbone: str, *, dtype: torch.dtype, batch: int, protocol: Protocol) -> Iterator[dict]:
+    """A training step over its floor, and over one plain stream of the same model and tokens."""
+    subject = preset_subject(size, backbone)
+    model = build(subject, dtype=torch.float32).train().requires_grad_(True)
+    case = training_case(subject.config, batch=batch, row_length=ROW_LENGTH)
+    calls: dict[str, Callable[[], object]] = {
+        "step": two_stream_step(model, case, autocast=dtype),
+        "floor": training_floor(
+            subject.config, batch=batch, row_length=ROW_LENGTH, masked=int(case.masked.sum()), dtype=dtype
+        ),
+        "one": one_stream_step(model, case, autocast=dtype),
+    }
+    times = interleave(calls, protocol=protocol)
+    aim = TRAINING_AIMS[dtype]["M" in subject.config.pattern]
+    name = f"training, {batch} x {ROW_LENGTH}"
+    yield _row(name, backbone, dtype, times["step"], beside="floor", other=times["floor"].p50, aim=aim)
+    yield _row(name, backbone, dtype, times["step"], beside="one stream", other=times["one"].p50, aim=STREAMS_AIM)
+
+
+def _denoising(size: str, backbone: str, *, dtype: torch.dtype, bandwidth: float, protocol: Protocol) -> dict:
+    """A denoising step at CONTEXT over its floor."""
+    subject = preset_subject(size, backbone)
+    model = build(subject, dtype=dtype)
+    calls = {
+        "step": _denoise_at(model, CONTEXT),
+        "floor": decode_floor(subject.config, batch=1, context=CONTEXT, dtype=dtype),
+    }
+    times = interleave(calls, protocol=protocol)
+    reading = state_read_seconds(subject.config, batch=1, context=CONTEXT, itemsize=dtype.itemsize, bandwidth=bandwidth)
+    other = times["floor"].p50 + reading
+    row = _row(
+        f"denoise at {CONTEXT // 1024}k", backbone, dtype, times["step"], beside="floor", other=other, aim=DENOISING_AIM
+    )
+    return row | {"floor_products_ms": times["floor"].p50 * 1e3, "floor_reading_ms": reading * 1e3}
+
+
+def _length(size: str, *, protocol: Protocol) -> dict:
+    """Mamba's denoising step at 256k over the same at 1k."""
+    model = build(preset_subject(size, "mamba"), dtype=torch.float32)
+    calls = {name: _denoise_at(model, length) for name, length in (("long", 262_144), ("short", 1024))}
+    longer = Protocol(steps=100, seconds=protocol.seconds, least=protocol.least, warmups=protocol.warmups)
+    times = interleave(calls, protocol=longer)
+    other = times["short"].p50
+    return _row("denoise at 256k", "mamba", torch.float32, times["long"], beside="at 1k", other=other, aim=LENGTH_AIM)
+
+
+def _denoise_at(model: Denoiser, length: int) -> Callable[[], object]:
+    generator = torch.Generator().manual_seed(0)
+    state = fill_random(model.start(1, length + model.config.block_length), length=length, generator=generator)
+    return passes(model, state, chunk=model.config.block_length, generator=generator)["denoise"]
+
+
+def _row(step: str, model: str, dtype: torch.dtype, timing: Timing, *, beside: str, other: float, aim: float) -> dict:
+    return {
+        "step": step,
+        "model": model,
+        "dtype": str(dtype).removeprefix("torch."),
+        "ms": timing.p50 * 1e3,
+        "beside": beside,
+        "beside_ms": other * 1e3,
+        "ratio": timing.p50 / other,
+        "aim": aim,
+        "spread": timing.p90 / timing.p10,
+        "n": timing.n,
+        "load": timing.load,
+    }
+
+
+def _about(options: argparse.Namespace) -> dict:
+    return {
+        "format": 1,
+        "size": options.size,
+        "batch": options.batch,
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "load": load_average(),
+        "read_bytes_per_s": read_bandwidth(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""What a measurement stands on: versions, device, threads, load, memory, and which backends run the operations."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+from mezzotint.eval.memory import available_bytes, both_units
+from mezzotint.eval.timing import load_average
+from mezzotint.models.ops import backends
+
+PACKAGES = (
+    *("mezzotint", "torch", "numpy", "safetensors", "deepspeed", "datasets", "sentencepiece", "grain", "transformers"),
+    *("lm_eval", "triton", "mamba-ssm", "causal-conv1d", "flash-attn"),
+)
+
+
+def examine() -> dict:
+    """Everything the doctor says, as one JSON value."""
+    return {
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "cpu": cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load": load_average(),
+        "available_bytes": available_bytes(),
+        "cuda": [_cuda(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
+        "backends": [
+            {"op": op, "backend": backend, "used": used, "reason": reason} for op, backend, used, reason in backends()
+        ],
+    }
+
+
+def describe(found: dict) -> str:
+    """The same for a reader."""
+    lines = ["versions"]
+    lines += [f"  {name:16} {version or 'not installed'}" for name, version in found["versions"].items()]
+    lines += ["machine", f"  {found['cpu']} ({found['cpu_capability']}), {found['cores']} cores"]
+    lines += [f"  torch uses {found['threads']} threads; load average {found['load']:.2f}"]
+    lines += [f"  {both_units(found['available_bytes'])} of memory available"]
+    if found["load"] > 0.5 * found["cores"]:
+        lines += ["  the machine is busy: latencies measured now will be marked noisy or be too long"]
+    if not found["cuda"]:
+        lines += ["  no CUDA device: everything runs on the CPU"]
+    for card in found["cuda"]:
+        lines += [
+            f"  {card['name']}, compute capability {card['capability']}, {both_units(card['available_bytes'])} free"
+        ]
+    lines += ["operations"]
+    for row in found["backends"]:
+        lines += [f"  {row['op']:10} {row['backend']:18} {'used' if row['used'] else 'not used: ' + row['reason']}"]
+    return "\n".join(lines)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_name() -> str:
+    """The processor as the system names it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cuda(index: int) -> dict:
+    major, minor = torch.cuda.get_device_capability(index)
+    return {
+        "name": torch.cuda.get_device_name(index),
+        "capability": f"{major}.{minor}",
+        "available_bytes": available_bytes(f"cuda:{index}"),
+    }
