@@ -26,7 +26,7 @@ class Proposal:
 
 
 def uniform(shape: tuple[int, ...], *, generator: torch.Generator, device: torch.device) -> Tensor:
-    """Uniform float64 noise in [0, 1), drawn on the generator's device: a CPU generator gives the same on any device."""
+    """Uniform float64 noise in [0, 1), drawn on the generator's device: a CPU generator is the same on any device."""
     return torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device).to(device)
 
 
@@ -34,9 +34,9 @@ def uniform(shape: tuple[int, ...], *, generator: torch.Generator, device: torch
 class Sampler:
     """Draws a token per position: greedy at temperature 0, else from softmax(logits / temperature) cut to its nucleus.
 
-    top_p keeps the most likely tokens until their mass reaches it (Holtzman et al. 2020, arXiv 1904.09751). Drawing inverts
-    the cumulative distribution in float64: float32 Gumbel noise truncates the tail, which acts as a lower temperature
-    (Zheng et al. 2024, arXiv 2409.02908, section 4).
+    top_p keeps the most likely tokens until their mass reaches it (Holtzman et al. 2020, arXiv 1904.09751). Drawing
+    inverts the cumulative distribution in float64: float32 Gumbel noise truncates the tail, which acts as a lower
+    temperature (Zheng et al. 2024, arXiv 2409.02908).
     """
 
     temperature: float = 1.0
@@ -81,9 +81,9 @@ def _invert(mass: Tensor, noise: Tensor) -> Tensor:
 class Reveal(Protocol):
     """A rule that picks positions to reveal in one step.
 
-    Takes a Proposal, `masked` (B, G) bool, `step` (B,) int64 (steps this row's block has had, on any device) and a generator;
-    returns `chosen` (B, G) bool, a subset of `masked` with at least one position in every row that has a mask, and the
-    row's next step (B,). A rule never loops over rows.
+    Takes a Proposal, `masked` (B, G) bool, `step` (B,) int64 (steps this row's block has had) and a generator; returns
+    `chosen` (B, G) bool, a subset of `masked` with at least one position in every row that has a mask, and the row's
+    next step (B,). A rule never loops over rows.
     """
 
     def __call__(
@@ -93,7 +93,10 @@ class Reveal(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TopK:
-    """The most confident positions, an equal share each step, so that a block takes at most `steps` (MaskGIT, arXiv 2202.04200)."""
+    """The most confident positions, an equal share each step, so that a block takes at most `steps` (MaskGIT).
+
+    Chang et al. 2022, arXiv 2202.04200, with a linear instead of a cosine share.
+    """
 
     steps: int
 
@@ -115,7 +118,9 @@ class Threshold:
     confidence: float
 
     def __post_init__(self) -> None:
-        _require(self.confidence > 0, f"confidence is {self.confidence}; it must be above 0 (above 1: one token a step)")
+        _require(
+            self.confidence > 0, f"confidence is {self.confidence}; it must be above 0 (above 1: one token a step)"
+        )
 
     def __call__(
         self, proposal: Proposal, *, masked: Tensor, step: Tensor, generator: torch.Generator
@@ -129,7 +134,8 @@ class Threshold:
 class EntropyBound:
     """The lowest-entropy positions while the entropies of all but the largest of them sum to at most `bound` nats.
 
-    That sum bounds the dependence that revealing them together ignores (Ben-Hamu et al. 2025, arXiv 2505.24857, EB-Sampler).
+    That sum bounds the dependence that revealing them together ignores (EB-Sampler, Ben-Hamu et al. 2025, arXiv
+    2505.24857).
     """
 
     bound: float
@@ -150,9 +156,10 @@ class EntropyBound:
 class Ancestral:
     """Exact ancestral sampling of the absorbing process on `steps` equal times, without its idle passes.
 
-    From time t to s every mask is revealed independently with probability (alpha_s - alpha_t) / (1 - alpha_t) (MDLM, arXiv
-    2406.07524, equation 7), on the linear schedule 1 / (steps - i) at step i. So the step of each mask is uniform over those left,
-    and a step at which a row reveals nothing has no effect: the row jumps to its next step that reveals something.
+    From time t to s every mask is revealed independently with probability (alpha_s - alpha_t) / (1 - alpha_t) (the
+    reverse posterior of MDLM, Sahoo et al. 2024, arXiv 2406.07524); on the linear schedule that is 1 / (steps - i) at
+    step i. So the step of each mask is uniform over those left, and a step at which a row reveals nothing has no
+    effect: the row jumps to its next step that reveals something.
     """
 
     steps: int
@@ -173,9 +180,10 @@ class Ancestral:
 
 @dataclass(frozen=True)
 class FirstHitting:
-    """One mask a step, each equally likely: ancestral sampling in continuous time (Zheng et al. 2024, arXiv 2409.02908).
+    """One mask a step, each equally likely: exact ancestral sampling in continuous time.
 
-    The hitting times themselves are not needed, since no two masks are revealed at once and the order is uniform.
+    The first-hitting sampler of Zheng et al. 2024, arXiv 2409.02908; the hitting times themselves are not needed, since
+    no two masks are revealed at once and the order is uniform.
     """
 
     def __call__(

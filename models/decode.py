@@ -1,0 +1,241 @@
+"""Text from a denoiser: commit the prompts, then denoise block after block on the exact cached state."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .config import state_bytes
+from .denoiser import Denoiser
+from .errors import InputError
+from .reveal import Reveal, Sampler, TopK
+from .state import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """New tokens of every row, with what they cost.
+
+    Rows are the samples of the first prompt, then those of the second, and so on.
+    """
+
+    tokens: list[list[int]]  # without the prompt, cut at the first <eos>, which is left out
+    ended: list[bool]  # whether the row wrote <eos> (else it ran into its limit)
+    nfe: int  # denoising passes of the batch; commits ride in them
+    row_nfe: list[int]  # passes in which the row was not finished yet
+    prefill_passes: int
+    prefill_seconds: float
+    seconds: float  # of all, prefill included
+
+    @property
+    def tokens_per_nfe(self) -> float:
+        """Tokens of a row per pass of a row."""
+        return sum(map(len, self.tokens)) / max(sum(self.row_nfe), 1)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of all rows per second after prefill."""
+        return sum(map(len, self.tokens)) / max(self.seconds - self.prefill_seconds, 1e-9)
+
+
+@torch.no_grad()
+def generate(
+    model: Denoiser,
+    prompts: list[list[int]],
+    *,
+    max_new_tokens: int,
+    generator: torch.Generator,
+    reveal: Reveal | None = None,
+    sampler: Sampler | None = None,
+    samples_per_prompt: int = 1,
+    max_length: int | None = None,
+    prefill_chunk: int = 1024,
+) -> Generation:
+    """Continue each prompt (token ids, any length, 0 too) by up to `max_new_tokens`.
+
+    The whole blocks of a prompt are committed in chunks of about `prefill_chunk` tokens; what remains stands as fixed
+    tokens in the first canvas, so the block grid starts at token 0. `samples_per_prompt` samples fork one prefilled
+    state. Rows go their own way: one whose canvas is full is committed in the same pass that denoises the others
+    (`advance`), so a block of S steps costs S passes. A row ends with the block that holds its first <eos>, or at
+    `max_new_tokens`, or where prompt and new tokens together reach `max_length`.
+
+    Defaults: a quarter of a block's tokens each step, the surest first, sampled at temperature 1. Raises InputError for
+    prompts with control ids or ids out of the vocabulary, limits below 1, and a state that memory cannot hold.
+    """
+    config = model.config
+    reveal = TopK(steps=4) if reveal is None else reveal
+    sampler = Sampler() if sampler is None else sampler
+    _check_prompts(model, prompts)
+    limits = _limits(prompts, max_new_tokens=max_new_tokens, max_length=max_length)
+    # a text's last block is never committed
+    room = max(-(-(len(prompt) + new) // config.block_length) - 1 for prompt, new in zip(prompts, limits))
+    _check_memory(model, prompts=len(prompts), samples=samples_per_prompt, length=room * config.block_length)
+
+    begin = _now(model)
+    state, passes = _prefill(model, prompts, length=room * config.block_length, chunk=prefill_chunk)
+    rows = torch.arange(len(prompts)).repeat_interleave(samples_per_prompt)
+    if samples_per_prompt > 1:
+        state = state.select(rows)
+    prefilled = _now(model)
+    texts = _Texts(model, [prompts[row] for row in rows], [limits[row] for row in rows])
+    nfe = _denoise_all(model, texts, state, reveal=reveal, sampler=sampler, generator=generator)
+    return Generation(
+        tokens=[text[start:] for text, start in zip(texts.tokens, texts.starts)],
+        ended=texts.ended,
+        nfe=nfe,
+        row_nfe=texts.passes,
+        prefill_passes=passes,
+        prefill_seconds=prefilled - begin,
+        seconds=_now(model) - begin,
+    )
+
+
+def _denoise_all(
+    model: Denoiser, texts: _Texts, state: State, *, reveal: Reveal, sampler: Sampler, generator: torch.Generator
+) -> int:
+    """Run every row of `texts` to its end; returns the number of passes."""
+    mask = model.config.mask_token_id
+    canvas = texts.first_canvas()
+    step = torch.zeros(len(canvas), dtype=torch.long, device=canvas.device)
+    logits, nfe = model.denoise(canvas, state), 1
+    while True:
+        texts.count_pass()
+        proposal = sampler(logits, generator)
+        chosen, step = reveal(proposal, masked=canvas == mask, step=step, generator=generator)
+        canvas = torch.where(chosen, proposal.tokens, canvas)
+        full = (canvas != mask).all(dim=1).cpu()
+        going = texts.close_blocks(canvas, full)
+        if not texts.active:
+            return nfe
+        if bool(going.any()):
+            clean, fresh = canvas, going.to(canvas.device)
+            canvas = canvas.masked_fill(fresh[:, None], mask)
+            step = step.masked_fill(fresh, 0)
+            logits, state = model.advance(clean, canvas, state, blocks=going.long())
+        else:
+            logits = model.denoise(canvas, state)
+        nfe += 1
+
+
+class _Texts:
+    """The rows being written: prompt and finished blocks as lists, with limits and ends. Canvases stay tensors."""
+
+    def __init__(self, model: Denoiser, prompts: list[list[int]], limits: list[int]) -> None:
+        self.config, self.device = model.config, model.embed.weight.device
+        self.tokens = [list(prompt) for prompt in prompts]
+        self.starts = [len(prompt) for prompt in prompts]
+        self.limits = [len(prompt) + new for prompt, new in zip(prompts, limits)]
+        self.ended = [False] * len(prompts)
+        self.passes = [0] * len(prompts)
+        self.active = set(range(len(prompts)))
+
+    def first_canvas(self) -> Tensor:
+        """(B, G): what the prompt leaves of its last block, then masks."""
+        size = self.config.block_length
+        rest = [text[len(text) // size * size :] for text in self.tokens]
+        rows = [row + [self.config.mask_token_id] * (size - len(row)) for row in rest]
+        return torch.tensor(rows, device=self.device)
+
+    def count_pass(self) -> None:
+        for row in self.active:
+            self.passes[row] += 1
+
+    def close_blocks(self, canvas: Tensor, full: Tensor) -> Tensor:
+        """Take in the full canvases of active rows; (B,) bool on the CPU: rows that go on with a new block."""
+        size = self.config.block_length
+        going = torch.zeros_like(full)
+        for row in [row for row in full.nonzero()[:, 0].tolist() if row in self.active]:
+            text = self.tokens[row]
+            new = canvas[row].tolist()[len(text) % size :]  # behind what the prompt left in this block
+            if self.config.eos_token_id in new:
+                new = new[: new.index(self.config.eos_token_id)]
+                self.ended[row] = len(text) + len(new) < self.limits[row]
+            text += new
+            del text[self.limits[row] :]
+            going[row] = len(text) % size == 0 and len(text) < self.limits[row] and not self.ended[row]
+            if not going[row]:
+                self.active.remove(row)
+        return going
+
+
+def _prefill(model: Denoiser, prompts: list[list[int]], *, length: int, chunk: int) -> tuple[State, int]:
+    """A state holding the whole blocks of every prompt, and the number of passes that took."""
+    size = model.config.block_length
+    state = model.start(len(prompts), length)
+    whole = torch.tensor([len(prompt) // size for prompt in prompts])
+    step, passes = max(chunk // size, 1), 0
+    for first in range(0, int(whole.max()), step):
+        blocks = (whole - first).clamp(min=0, max=step)
+        tokens = int(blocks.max()) * size
+        pieces = [prompt[first * size : (first + int(count)) * size] for prompt, count in zip(prompts, blocks)]
+        rows = [piece + [model.config.pad_token_id] * (tokens - len(piece)) for piece in pieces]
+        state = model.commit(torch.tensor(rows, device=model.embed.weight.device), state, blocks=blocks)
+        passes += 1
+    return state, passes
+
+
+def _check_prompts(model: Denoiser, prompts: list[list[int]]) -> None:
+    config = model.config
+    if not prompts:
+        raise InputError("no prompts were given; an empty prompt is an empty list of tokens")
+    for number, prompt in enumerate(prompts):
+        for name, token in (("<mask>", config.mask_token_id), ("<pad>", config.pad_token_id)):
+            if token in prompt:
+                raise InputError(
+                    f"prompt {number} holds the {name} id {token} at token {prompt.index(token)}; leave it out"
+                )
+        if prompt and not 0 <= min(prompt) <= max(prompt) < config.vocab_size:
+            wrong = next(token for token in prompt if not 0 <= token < config.vocab_size)
+            raise InputError(f"prompt {number} holds token id {wrong}, outside the vocabulary of {config.vocab_size}")
+
+
+def _limits(prompts: list[list[int]], *, max_new_tokens: int, max_length: int | None) -> list[int]:
+    """New tokens allowed for each prompt."""
+    if max_new_tokens < 1:
+        raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+    if max_length is None:
+        return [max_new_tokens] * len(prompts)
+    longest = max(map(len, prompts))
+    if longest >= max_length:
+        raise InputError(f"max_length {max_length} leaves no room behind a prompt of {longest} tokens; raise it")
+    return [min(max_new_tokens, max_length - len(prompt)) for prompt in prompts]
+
+
+def _check_memory(model: Denoiser, *, prompts: int, samples: int, length: int) -> None:
+    """InputError if the states of prefill and of its forks cannot be held at once."""
+    if samples < 1:
+        raise InputError(f"samples_per_prompt is {samples}; it must be at least 1")
+    weight = model.embed.weight
+    batch = prompts * (1 if samples == 1 else samples + 1)
+    needed = state_bytes(model.config, batch=batch, length=length, itemsize=weight.element_size())
+    free = available_bytes(weight.device)
+    if free is not None and needed > free:
+        raise InputError(
+            f"a state of {length} tokens for {batch} rows needs {needed / 2**30:.1f} GiB, but "
+            f"{free / 2**30:.1f} GiB are free on {weight.device}; use a shorter text or fewer rows"
+        )
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Bytes that can still be allocated on `device`, or None where the system does not say."""
+    if device.type == "cuda":
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held
+    if device.type != "cpu":
+        return None
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file)
+    except OSError:  # not Linux
+        return None
+    return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+def _now(model: Denoiser) -> float:
+    """Seconds on a clock, after the device has finished what it was given."""
+    if model.embed.weight.is_cuda:
+        torch.cuda.synchronize(model.embed.weight.device)
+    return time.perf_counter()
