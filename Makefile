@@ -1,0 +1,53 @@
+# Every target sets up .venv by itself; a second call finds it done. Works offline once packages are installed.
+PYTHON ?= python3
+# A plain `torch` brings the CUDA build on Linux. `make TORCH=torch` takes it; any version in setup.cfg's range works.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export DS_BUILD_OPS := 0
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help install demo test test-all check format bench gpu clean
+help:
+	@echo "make demo      prepare a corpus, train three denoisers, decode, measure, export: runs/demo/report.md (12 minutes, 2 cores)"
+	@echo "make test      the tests (10 minutes, 2 cores);  make test-all adds the slow ones (80 minutes)"
+	@echo "make check     format, lint, types"
+	@echo "make bench     training and denoising steps beside their floor;  make gpu checks and times a CUDA machine"
+	@echo "make clean     removes runs/ and .venv"
+
+install: $(STAMP)
+$(STAMP): setup.cfg pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $(STAMP)
+
+demo: install
+	$(BIN)/python -m mezzotint.launch.demo
+
+# two workers with one thread each: spinning threads on busy cores cost more than they bring
+test: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-all: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow"
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python tests/check_types.py
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install
+	$(BIN)/python -m mezzotint.eval.bench
+
+gpu: install
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m mezzotint.eval.bench --device cuda
+
+clean:
+	rm -rf runs $(VENV) build *.egg-info
