@@ -63,8 +63,9 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
 
     def start(self, batch: int, max_length: int, dtype: torch.dtype, device: torch.device) -> KVState:
+        """The empty state, zeros: beside a longer row, a masked weight of 0 meets a shorter row's unwritten values."""
         shape = (batch, self.config.n_kv_heads, max_length, self.config.head_dim)
-        return KVState(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+        return KVState(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
 
     def forward(self, x: Tensor, plan: AttentionPlan, state: KVState | None) -> tuple[Tensor, KVState | None]:
         """One pass over x (B, T + K*G, D), clean tokens first -> (B, T + K*G, D) and the state, written in place."""

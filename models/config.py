@@ -1,4 +1,4 @@
-"""What a denoiser is made of: the frozen configuration, its presets, and counts of parameters, state bytes and FLOPs."""
+"""What a denoiser is made of: the frozen configuration, its presets, counts of parameters, state bytes and FLOPs."""
 
 from __future__ import annotations
 
@@ -49,11 +49,15 @@ class ModelConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "d_model", "d_ff", "block_length", "n_heads", "n_kv_heads", "head_dim", "d_state"):
+        sizes = ("vocab_size", "d_model", "d_ff", "block_length", "n_heads", "n_kv_heads", "head_dim")
+        for name in (*sizes, "expand", "d_state", "ssm_head_dim"):
             _require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be at least 1")
         letters = set(self.pattern)
         _require(bool(letters) and letters <= set("AM"), f"pattern {self.pattern!r} may hold only the letters A and M")
-        _require(self.n_heads % self.n_kv_heads == 0, f"n_heads {self.n_heads} is no multiple of n_kv_heads {self.n_kv_heads}")
+        _require(
+            self.n_heads % self.n_kv_heads == 0,
+            f"n_heads {self.n_heads} is no multiple of n_kv_heads {self.n_kv_heads}",
+        )
         _require(self.head_dim % 2 == 0, f"head_dim {self.head_dim} must be even for rotary positions")
         _require(self.positions in POSITIONS, f"positions {self.positions!r} must be one of {', '.join(POSITIONS)}")
         _require(
@@ -110,7 +114,9 @@ def _require(condition: bool, sentence: str) -> None:
 
 
 _SIZES: dict[str, dict] = {
-    "debug": dict(d_model=64, d_ff=128, layers=4, head_dim=16, d_state=16, ssm_head_dim=16, block_length=8, chunk_length=8),
+    "debug": dict(
+        d_model=64, d_ff=128, layers=4, head_dim=16, d_state=16, ssm_head_dim=16, block_length=8, chunk_length=8
+    ),
     "10m": dict(d_model=384, d_ff=1024, layers=4, head_dim=64, d_state=64, ssm_head_dim=64),
     "125m": dict(d_model=768, d_ff=2560, layers=12, head_dim=64, d_state=64, ssm_head_dim=64),
     "1b": dict(d_model=2048, d_ff=5632, layers=20, head_dim=128, d_state=128, ssm_head_dim=64),

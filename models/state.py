@@ -1,4 +1,4 @@
-"""What a model keeps of the clean prefix: keys and values, or SSM state and convolution tail, per layer, as one value."""
+"""What a model keeps of the clean prefix: keys and values, or SSM state and convolution tail, per layer, as a value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KVState:
 
 @dataclass
 class SSMState:
-    """SSM state (B, N, H, P), float32 or wider, and the last convolution inputs (B, d_conv-1, Ch) of one Mamba layer."""
+    """SSM state (B, N, H, P), float32 or wider, and the last convolution inputs (B, d_conv-1, Ch) of a Mamba layer."""
 
     ssm: Tensor
     conv: Tensor
@@ -64,8 +64,8 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all preallocated tensors."""
-        return sum(t.nbytes for t in self._tensors().values())
+        """Bytes of all layers' preallocated tensors."""
+        return sum(tensor.nbytes for layer in self.layers for tensor in vars(layer).values())
 
     def clone(self) -> State:
         """An independent copy."""
@@ -79,7 +79,8 @@ class State:
         """One safetensors file; written beside and renamed, so that a half-written file never has the name."""
         used = int(self.length.max()) if self.batch else 0
         tensors = {
-            name: (t[:, :, :used] if name.endswith((".k", ".v")) else t).contiguous() for name, t in self._tensors().items()
+            name: (t[:, :, :used] if name.endswith((".k", ".v")) else t).contiguous()
+            for name, t in self._tensors().items()
         }
         about = {"format": FORMAT, "max_length": self.max_length, "block_length": self.block_length}
         beside = Path(f"{path}.tmp")
@@ -98,7 +99,9 @@ class State:
         if about is None:
             raise InputError(f"{path} is a safetensors file, but no saved state")
         if about["format"] > FORMAT:
-            raise InputError(f"{path} has state format {about['format']}, this version reads up to {FORMAT}; update mezzotint")
+            raise InputError(
+                f"{path} has state format {about['format']}, this version reads up to {FORMAT}; update mezzotint"
+            )
         count = 1 + max(int(name.split(".")[0]) for name in tensors if name != "length")
         layers = tuple(_load_layer(tensors, layer, about["max_length"]) for layer in range(count))
         return cls(layers, tensors["length"].cpu(), about["max_length"], about["block_length"])
@@ -121,7 +124,7 @@ def _load_layer(tensors: dict[str, Tensor], layer: int, max_length: int) -> Laye
     pair = []
     for name in ("k", "v"):
         kept = tensors[f"{layer}.{name}"]
-        room = kept.new_empty(*kept.shape[:2], max_length, kept.shape[3])
+        room = kept.new_zeros(*kept.shape[:2], max_length, kept.shape[3])
         room[:, :, : kept.shape[2]] = kept
         pair.append(room)
     return KVState(*pair)

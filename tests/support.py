@@ -11,6 +11,8 @@ from mezzotint.models.config import ModelConfig
 
 PATTERNS = ("A", "M", "AM", "MMAM")
 TOLERANCE = 1e-10
+# block length, positions, blocks a chunk: every value of each at least once with every pattern
+VARIANTS = [(1, "rope", 1), (1, "none", 3), (4, "rope", 2), (4, "none", 4), (16, "rope", 1), (32, "none", 2)]
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -37,8 +39,13 @@ def tiny_config(pattern: str = "AM", block_length: int = 4, **overrides: object)
     return ModelConfig.from_dict(values | overrides)
 
 
+def variant(pattern: str, block_length: int, positions: str, chunk_blocks: int) -> ModelConfig:
+    """A tiny model by what the parity tests vary; chunk_blocks is Q / G."""
+    return tiny_config(pattern, block_length, positions=positions, chunk_length=block_length * chunk_blocks)
+
+
 def tiny_model(config: ModelConfig, seed: int = 0):
-    """A float64 denoiser whose parameters are all large enough to matter: a dropped term moves logits by far over 1e-10."""
+    """A float64 denoiser whose parameters are all large enough that a dropped term moves logits by far over 1e-10."""
     from mezzotint.models.denoiser import Denoiser
 
     model = Denoiser(config).double()
@@ -116,6 +123,16 @@ def random_case(
     )
 
 
+def parameters_of(model) -> dict[str, Tensor]:
+    """Parameters by name, as the oracle reads them."""
+    return dict(model.named_parameters())
+
+
+def training_logits(model, case: Case) -> Tensor:
+    """The training pass of a case: (B, K, G, V)."""
+    return model(case.clean, case.noisy, case.frontiers, documents=case.documents)
+
+
 def starts_of(lengths: list[list[int]]) -> Tensor:
     """First block of each block's document (B, M), from every row's document lengths in blocks."""
     return torch.tensor([[sum(row[:d]) for d, n in enumerate(row) for _ in range(n)] for row in lengths])
@@ -124,6 +141,13 @@ def starts_of(lengths: list[list[int]]) -> Tensor:
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
     """Equal to `tolerance`, relative to values above 1 and absolute below; infinities must agree; never NaN."""
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def gradients_of(leaves: dict[str, Tensor], outputs: list[Tensor]) -> dict[str, Tensor | None]:
+    """Gradients of a fixed random weighting of the outputs."""
+    g = generator(11)
+    total = sum((out * torch.randn(out.shape, generator=g, dtype=out.dtype)).sum() for out in outputs)
+    return dict(zip(leaves, torch.autograd.grad(total, list(leaves.values()), allow_unused=True)))
 
 
 def assert_same_gradients(

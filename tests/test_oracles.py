@@ -1,4 +1,4 @@
-"""The operations against independent token-by-token oracles, outputs and gradients; the oracles against hand figures."""
+"""SSD against its token-by-token recurrence, outputs and gradients; the recurrence itself against hand figures."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
-
 from oracles import (
     backward_double_sum,
-    block_attention_oracle,
-    block_conv_oracle,
     ssd_oracle,
     ssd_row,
 )
-from support import assert_close, assert_same_gradients, generator, random_lengths, starts_of
+from support import assert_close, assert_same_gradients, generator, gradients_of, random_lengths, starts_of
+from torch import Tensor
+
+from mezzotint.models.ops.ssd import ssd
 
 # ---- the oracles themselves, by hand ------------------------------------------------------------------------------
 
@@ -118,16 +117,7 @@ class SsdCase:
         return dict(vars(self))
 
 
-def gradients_of(leaves: dict[str, Tensor], outputs: list[Tensor]) -> dict[str, Tensor | None]:
-    """Gradients of a fixed random weighting of the outputs."""
-    g = generator(11)
-    total = sum((out * torch.randn(out.shape, generator=g, dtype=out.dtype)).sum() for out in outputs)
-    return dict(zip(leaves, torch.autograd.grad(total, list(leaves.values()), allow_unused=True)))
-
-
 def check_ssd(case: SsdCase, chunk_blocks: int) -> None:
-    from mezzotint.models.ops.ssd import ssd
-
     y, state = ssd(**case.arguments(), chunk_blocks=chunk_blocks)
     expected_y, expected_state = ssd_oracle(**case.arguments())
     assert_close(y, expected_y)
@@ -172,6 +162,14 @@ def test_ssd_of_prefill_denoise_and_advance(lengths: list[list[int]], frontiers:
     check_ssd(SsdCase.random(lengths=lengths, frontiers=frontiers, block_length=4), chunk_blocks=1)
 
 
+@pytest.mark.parametrize("chunk_blocks", [1, 2, 3, 4])
+def test_ssd_frontier_of_a_new_document_behind_the_last_block(chunk_blocks: int):
+    """A cut row's frontier may open a document that has no clean block in the pass."""
+    case = SsdCase.random(lengths=[[3], [1, 2]], frontiers=[[1, 3], [2, 3]], block_length=2)
+    case.starts[0, 3] = 3
+    check_ssd(case, chunk_blocks)
+
+
 def test_ssd_with_decays_that_underflow():
     """Long steps: exp of a whole chunk's sum is 0, its inverse infinite; nothing may divide by it."""
     case = SsdCase.random(lengths=[[6]], frontiers=[list(range(7))], block_length=4)
@@ -182,8 +180,6 @@ def test_ssd_with_decays_that_underflow():
 
 def test_invalid_tokens_leave_the_state_alone():
     """Tokens with dt = 0 neither decay the state nor write into it, whatever they hold."""
-    from mezzotint.models.ops.ssd import ssd
-
     case = SsdCase.random(lengths=[[3], [3]], frontiers=[[1], [3]], block_length=2)
     with torch.no_grad():
         case.dt[0, 1:3] = 0.0
@@ -208,75 +204,6 @@ def test_ssd_grid(seed: int):
     case = SsdCase.random(lengths=lengths, frontiers=frontiers, block_length=1 + seed % 5, seed=seed)
     for chunk_blocks in range(1, blocks + 1):
         check_ssd(case, chunk_blocks)
-
-
-# ---- attention ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("heads, kv_heads", [(2, 2), (4, 2), (3, 1)])
-@pytest.mark.parametrize("noisy", [False, True], ids=["clean", "noisy"])
-def test_block_attention(heads: int, kv_heads: int, noisy: bool):
-    g = generator(5)
-    lo = torch.tensor([[0, 0, 6, 9], [0, 3, 3, 3]])
-    hi = torch.tensor([[3, 6, 9, 12], [3, 6, 9, 10]])
-    if noisy:  # the first block of a document sees no clean key at all
-        hi = torch.tensor([[0, 6, 6, 12], [3, 3, 9, 10]])
-    leaves = {
-        name: torch.randn(shape, generator=g, dtype=torch.float64, requires_grad=True)
-        for name, shape in {
-            "q": (2, heads, 4, 3, 6),
-            "k": (2, kv_heads, 12, 6),
-            "v": (2, kv_heads, 12, 6),
-            "own_k": (2, kv_heads, 4, 3, 6),
-            "own_v": (2, kv_heads, 4, 3, 6),
-        }.items()
-    }
-    check_attention(leaves, lo, hi, noisy)
-
-
-def check_attention(leaves: dict[str, Tensor], lo: Tensor, hi: Tensor, noisy: bool) -> None:
-    from mezzotint.models.ops.attention import block_attention
-
-    own = (leaves["own_k"], leaves["own_v"]) if noisy else None
-    arguments = (leaves["q"], leaves["k"], leaves["v"], lo, hi, own)
-    out, expected = block_attention(*arguments), block_attention_oracle(*arguments)
-    assert_close(out, expected)
-    assert_same_gradients(gradients_of(leaves, [out]), gradients_of(leaves, [expected]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30))
-def test_block_attention_grid(seed: int):
-    g = generator(seed)
-    batch, blocks, length, keys = 2, 1 + seed % 7, 1 + seed % 4, 20
-    lo = torch.randint(0, keys, (batch, blocks), generator=g)
-    hi = lo + 1 + (torch.rand((batch, blocks), generator=g) * (keys - lo)).long()
-    noisy = seed % 2 == 0
-    if noisy:
-        hi = torch.where(torch.rand(hi.shape, generator=g) < 0.3, lo, hi)
-    shapes = {"q": (batch, 4, blocks, length, 4), "k": (batch, 2, keys, 4), "v": (batch, 2, keys, 4)}
-    shapes |= {"own_k": (batch, 2, blocks, length, 4), "own_v": (batch, 2, blocks, length, 4)}
-    leaves = {
-        name: torch.randn(shape, generator=g, dtype=torch.float64, requires_grad=True) for name, shape in shapes.items()
-    }
-    check_attention(leaves, lo, hi, noisy)
-
-
-# ---- convolution --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("length, width", [(1, 4), (2, 4), (4, 4), (7, 3), (3, 2)])
-def test_block_conv(length: int, width: int):
-    from mezzotint.models.ops.conv import block_conv
-
-    g = generator(7)
-    shapes = {"u": (2, 3, length, 5), "left": (2, 3, width - 1, 5), "weight": (5, width), "bias": (5,)}
-    leaves = {
-        name: torch.randn(shape, generator=g, dtype=torch.float64, requires_grad=True) for name, shape in shapes.items()
-    }
-    out, expected = block_conv(*leaves.values()), block_conv_oracle(*leaves.values())
-    assert_close(out, expected)
-    assert_same_gradients(gradients_of(leaves, [out]), gradients_of(leaves, [expected]))
 
 
 # ---- the forward direction against other projects' plain-torch references -------------------------------------------
@@ -321,8 +248,6 @@ def test_forward_direction_is_mamba_ssm():
         "modules/ssd_minimal.py",
         stubs=("mamba_ssm.ops.triton.ssd_combined.mamba_chunk_scan_combined",),
     )
-    from mezzotint.models.ops.ssd import ssd
-
     case, x, dt = forward_only_case()
     B, C = (t.flatten(1, 2)[:, :, None] for t in (case.B, case.C))
     entering = case.state.permute(0, 2, 3, 1)[:, None]
@@ -338,8 +263,6 @@ def test_forward_direction_is_mamba_ssm():
 def test_forward_direction_is_fla():
     """fla's reference computes in float32, hence the tolerance."""
     reference = load_reference("fla", "ops/simple_gla/naive.py")
-    from mezzotint.models.ops.ssd import ssd
-
     case, x, dt = forward_only_case()
     heads = x.shape[2]
     B, C = (t.flatten(1, 2)[:, :, None].expand(-1, -1, heads, -1) for t in (case.B, case.C))

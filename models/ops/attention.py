@@ -50,10 +50,11 @@ def softmax_tiles(q, k, v, own, tiles: list[Tile]) -> Tensor:
             own_k, own_v = (t[:, :, None, tile.first : tile.last] for t in own)
             own_scores = torch.matmul(blocks, own_k.transpose(-1, -2)).to(wide) * scale
             scores = torch.cat([scores, own_scores.flatten(3, 4)], dim=-1)
-        weights = scores.softmax(-1)
-        if own is None:  # blocks that see nothing
-            weights = weights.masked_fill(~torch.isfinite(scores).any(-1, keepdim=True), 0)
-        weights = weights.to(q.dtype)
+        if own is None and tile.empty is not None:  # some blocks see no key: weights 0, not 0/0
+            blind = scores.isneginf().all(-1, keepdim=True)
+            weights = scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0).to(q.dtype)
+        else:
+            weights = scores.softmax(-1).to(q.dtype)
         seen = tile.high - tile.low
         result = torch.matmul(weights[..., :seen], values)
         if own is not None:

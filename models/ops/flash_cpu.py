@@ -68,10 +68,10 @@ def _backward(grad, q, k, v, out, lse, mask):
 def _join(seen: Pair, own: Pair | None, empty: Tensor | None) -> Pair:
     """One softmax out of two parts (out, lse): (Bt, Hq, m, G, P) and (Bt, Hq, m, G, 1); `empty` parts count nothing."""
     out, lse = seen
+    if own is None:
+        return out, lse  # the kernel gives queries without a key zeros, and lse 0, which its backward needs finite
     if empty is not None:
         lse = lse.masked_fill(empty[..., None, None], -torch.inf)
-    if own is None:
-        return out, lse
     both = torch.logaddexp(lse, own[1])
     return out * (lse - both).exp() + own[0] * (own[1] - both).exp(), both
 

@@ -1,0 +1,102 @@
+"""Block attention and block convolution against dense loops, outputs and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracles import block_attention_oracle, block_conv_oracle
+from support import assert_close, assert_same_gradients, generator, gradients_of
+from torch import Tensor
+
+from mezzotint.models.ops import tiles
+from mezzotint.models.ops.attention import block_attention, softmax_tiles
+from mezzotint.models.ops.conv import block_conv
+
+# ---- attention ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(2, 2), (4, 2), (3, 1)])
+@pytest.mark.parametrize("noisy", [False, True], ids=["clean", "noisy"])
+@pytest.mark.parametrize("tile_tokens", [128, 6])
+def test_block_attention(heads: int, kv_heads: int, noisy: bool, tile_tokens: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tiles, "TILE_TOKENS", tile_tokens)
+    g = generator(5)
+    lo = torch.tensor([[0, 0, 6, 9], [0, 3, 3, 3]])
+    hi = torch.tensor([[3, 6, 9, 12], [3, 6, 9, 10]])
+    if noisy:  # the first block of a document sees no clean key at all
+        hi = torch.tensor([[0, 6, 6, 12], [3, 3, 9, 10]])
+    leaves = {
+        name: torch.randn(shape, generator=g, dtype=torch.float64, requires_grad=True)
+        for name, shape in {
+            "q": (2, heads, 4, 3, 6),
+            "k": (2, kv_heads, 12, 6),
+            "v": (2, kv_heads, 12, 6),
+            "own_k": (2, kv_heads, 4, 3, 6),
+            "own_v": (2, kv_heads, 4, 3, 6),
+        }.items()
+    }
+    check_attention(leaves, lo, hi, noisy)
+
+
+def check_attention(leaves: dict[str, Tensor], lo: Tensor, hi: Tensor, noisy: bool) -> None:
+    """Both CPU backends: the fused kernel, and the plain softmax that serves every device."""
+    own = (leaves["own_k"], leaves["own_v"]) if noisy else None
+    q, k, v = leaves["q"], leaves["k"], leaves["v"]
+    expected = block_attention_oracle(q, k, v, lo, hi, own)
+    gradients = gradients_of(leaves, [expected])
+    plan = tiles.plan_tiles(lo, hi, block_length=q.shape[3], device=q.device, dtype=q.dtype)
+    for out in (block_attention(q, k, v, lo, hi, own), softmax_tiles(q, k, v, own, plan)):
+        assert_close(out, expected)
+        assert_same_gradients(gradients_of(leaves, [out]), gradients)
+
+
+def test_a_block_that_sees_nothing_gets_zeros():
+    """In its own tile and beside blocks that see something; no gradient goes anywhere from it, and none is NaN."""
+    g = generator(6)
+    q, k, v = (
+        torch.randn(shape, generator=g, dtype=torch.float64, requires_grad=True)
+        for shape in ((1, 2, 2, 3, 4), (1, 2, 6, 4), (1, 2, 6, 4))
+    )
+    for lo, hi in (([0, 3], [0, 6]), ([0, 0], [0, 0])):
+        lo, hi = torch.tensor([lo]), torch.tensor([hi])
+        plan = tiles.plan_tiles(lo, hi, block_length=3, device=q.device, dtype=q.dtype)
+        for out in (block_attention(q, k, v, lo, hi), softmax_tiles(q, k, v, None, plan)):
+            assert not out[:, :, 0].any()
+            if not out.requires_grad:
+                continue
+            for gradient in torch.autograd.grad(out[:, :, 0].sum(), [q, k, v]):
+                assert not gradient.any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(30))
+def test_block_attention_grid(seed: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tiles, "TILE_TOKENS", 1 + seed % 9)
+    g = generator(seed)
+    batch, blocks, length, keys = 2, 1 + seed % 7, 1 + seed % 4, 20
+    lo = torch.randint(0, keys, (batch, blocks), generator=g)
+    hi = lo + 1 + (torch.rand((batch, blocks), generator=g) * (keys - lo)).long()
+    noisy = seed % 2 == 0
+    if noisy:
+        hi = torch.where(torch.rand(hi.shape, generator=g) < 0.3, lo, hi)
+    shapes = {"q": (batch, 4, blocks, length, 4), "k": (batch, 2, keys, 4), "v": (batch, 2, keys, 4)}
+    shapes |= {"own_k": (batch, 2, blocks, length, 4), "own_v": (batch, 2, blocks, length, 4)}
+    leaves = {
+        name: torch.randn(shape, generator=g, dtype=torch.float64, requires_grad=True) for name, shape in shapes.items()
+    }
+    check_attention(leaves, lo, hi, noisy)
+
+
+# ---- convolution --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length, width", [(1, 4), (2, 4), (4, 4), (7, 3), (3, 2)])
+def test_block_conv(length: int, width: int):
+    g = generator(7)
+    shapes = {"u": (2, 3, length, 5), "left": (2, 3, width - 1, 5), "weight": (5, width), "bias": (5,)}
+    leaves = {
+        name: torch.randn(shape, generator=g, dtype=torch.float64, requires_grad=True) for name, shape in shapes.items()
+    }
+    out, expected = block_conv(*leaves.values()), block_conv_oracle(*leaves.values())
+    assert_close(out, expected)
+    assert_same_gradients(gradients_of(leaves, [out]), gradients_of(leaves, [expected]))
