@@ -1,0 +1,104 @@
+"""Owns the record beside an unfinished prepare: its settings and which parts are whole, so that it resumes."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mezzotint.data.errors import InputError
+from mezzotint.data.files import PARTIAL, read_json, write_json
+from mezzotint.data.manifest import NAME as MANIFEST
+from mezzotint.data.shards import ShardInfo
+
+FORMAT = 1
+RECORD = "prepare.json"  # settings; stays when the work is done, so that running again is a no-op
+PROGRESS = "progress"  # one file a finished part; removed when the work is done
+
+
+@dataclass(frozen=True)
+class Part:
+    """A finished part: documents read (empty ones included) and the shard of each split that got any."""
+
+    documents: int
+    shards: dict[str, ShardInfo]
+
+
+class Workspace:
+    """The output folder of one prepare, with one sub-folder a split, or none when there is one split."""
+
+    def __init__(self, out: Path, splits: tuple[str, ...], settings: dict[str, Any]) -> None:
+        self.out = out
+        self.folders = {split: out if len(splits) == 1 else out / split for split in splits}
+        self._settings = settings
+
+    def finished(self) -> bool:
+        """Whether every split has its manifest, the last file written."""
+        return all((folder / MANIFEST).is_file() for folder in self.folders.values())
+
+    def open(self) -> list[Part]:
+        """Start or take up the work; the parts that are whole, in order.
+
+        Raises InputError when the folder holds other files, or work done with other settings or on other text.
+        """
+        record = self.out / RECORD
+        if not record.is_file():
+            if self.out.exists() and (not self.out.is_dir() or _holds_files(self.out)):
+                raise InputError(f"{self.out} exists and was not made by prepare: choose another --out")
+            write_json(record, {"format": FORMAT, "settings": self._settings})
+            return []
+        parts = self._parts()
+        different = self._difference(read_json(record))
+        if different and not parts and not self.finished():
+            self.discard()  # nothing of the earlier try is worth keeping
+            return self.open()
+        if different:
+            raise InputError(f"{self.out} was prepared with {different}: choose another --out, or remove it first")
+        return parts
+
+    def add(self, number: int, part: Part) -> None:
+        """Record part `number` as whole, once its shards are in place."""
+        shards = {split: info.as_dict() for split, info in part.shards.items()}
+        write_json(self._part_path(number), {"documents": part.documents, "shards": shards})
+
+    def close(self) -> None:
+        """Drop the record of parts, once the manifests are written."""
+        shutil.rmtree(self.out / PROGRESS, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove all that prepare wrote, after work that led to nothing."""
+        self.close()
+        for folder in self.folders.values():
+            for pattern in ("part-*", "tokenizer.*", MANIFEST):
+                for path in folder.glob(pattern):
+                    path.unlink()
+            if folder != self.out and folder.is_dir():
+                folder.rmdir()
+        (self.out / RECORD).unlink()
+
+    def _parts(self) -> list[Part]:
+        parts: list[Part] = []
+        while (path := self._part_path(len(parts))).is_file():
+            content = read_json(path)
+            shards = {split: ShardInfo(**info) for split, info in content["shards"].items()}
+            parts.append(Part(content["documents"], shards))
+        return parts
+
+    def _part_path(self, number: int) -> Path:
+        return self.out / PROGRESS / f"part-{number:05d}.json"
+
+    def _difference(self, record: dict[str, Any]) -> str:
+        """What differs between the record and these settings, in words; empty when nothing does."""
+        if record.get("format") != FORMAT:
+            return f"another version (format {record.get('format')})"
+        before = record["settings"]
+        for name, value in self._settings.items():
+            if before.get(name) != value:
+                if name in ("text", "tokenizer"):
+                    return f"another {name}, or one that has changed since,"
+                return f"{name} = {before.get(name)!r}, not {value!r}"
+        return ""
+
+
+def _holds_files(folder: Path) -> bool:
+    """Whether a folder holds more than what a prepare killed in its first moment leaves."""
+    return any(not path.name.endswith(PARTIAL) for path in folder.iterdir())
