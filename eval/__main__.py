@@ -1,4 +1,4 @@
-"""The command `mezzotint-eval`: its options and help. The work is in eval/commands.py, imported once it is asked for."""
+"""The command `mezzotint-eval`: its options and help. The work is in eval/commands.py, imported when asked for."""
 
 from __future__ import annotations
 
@@ -58,9 +58,10 @@ def _add_speed(commands) -> None:
     speed = commands.add_parser(
         "speed",
         help="latency, memory and tokens/s against context and batch, beside the floor",
-        description="Latency of a denoising step, an advance (commit and denoise in one pass), a commit and a prefill chunk; bytes of "
-        "weights and state; tokens/s; each beside the floor: the bare matrix products of the step and the reading of its state. "
-        "Writes OUT.jsonl, OUT.csv, latency.png and memory.png. Contexts that do not fit are recorded, not tried.",
+        description="Latency of a denoising step, an advance (commit and denoise in one pass), a commit and a prefill "
+        "chunk; bytes of weights and state; tokens/s; beside the floor: the bare matrix products of the step and the "
+        "reading of its state. Writes a results file and beside it a table (.md, .csv) and curves (.png). Contexts "
+        "that do not fit are recorded, not tried.",
     )
     speed.add_argument("releases", nargs="*", metavar="RELEASE", help="release folders (mezzotint-export makes them)")
     speed.add_argument(
@@ -93,8 +94,9 @@ def _add_bound(commands) -> None:
     bound = commands.add_parser(
         "bound",
         help="likelihood bound on prepared text, in nats/token and bits/byte, with standard error",
-        description="Bounds -log p of rows of prepared text. The context is committed once, and each block is denoised with masks "
-        "drawn so that the number of masked tokens is enumerated. The value is an upper bound on the loss: write it with <=.",
+        description="Bounds -log p of rows of prepared text. The context is committed once, and each block is denoised "
+        "with masks drawn so that the number of masked tokens is enumerated. The value is an upper bound: write it "
+        "with <=.",
     )
     bound.add_argument("release", metavar="RELEASE", help="release folder")
     bound.add_argument("--data", required=True, metavar="PREPARED", help="folder written by mezzotint-data prepare")

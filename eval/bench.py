@@ -25,7 +25,6 @@ from mezzotint.eval.floor import decode_floor, read_bandwidth, state_read_second
 from mezzotint.eval.speed import passes
 from mezzotint.eval.subjects import build, preset_subject
 from mezzotint.eval.timing import Protocol, Timing, interleave, load_average
-from mezzotint.models.config import ModelConfig
 from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.errors import InputError
 
@@ -83,8 +82,9 @@ def markdown(report: dict) -> str:
     ]
     for row in report["rows"]:
         lines.append(
-            f"| {row['step']} | {row['model']} | {row['dtype']} | {row['ms']:.1f} | {row['beside']} | {row['beside_ms']:.1f} "
-            f"| {row['ratio']:.2f} | {row['aim']:.2f} | {row['spread']:.2f} | {row['load']:.1f} |"
+            f"| {row['step']} | {row['model']} | {row['dtype']} | {row['ms']:.1f} | {row['beside']} "
+            f"| {row['beside_ms']:.1f} | {row['ratio']:.2f} | {row['aim']:.2f} | {row['spread']:.2f} "
+            f"| {row['load']:.1f} |"
         )
     return "\n".join(lines) + "\n"
 

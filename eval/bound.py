@@ -37,7 +37,7 @@ def document_bound(model: Denoiser, tokens: Tensor, *, draws: Draws, key: str) -
     _check(config, tokens)
     g = config.block_length
     blocks = math.ceil(len(tokens) / g)
-    state, total = model.start(1, blocks * g), 0.0
+    state, total = model.start(1, (blocks - 1) * g), 0.0  # the last block is never committed
     for b in range(blocks):
         block = tokens[b * g : (b + 1) * g]
         chosen = block_draws(len(block), draws=draws.per_block, key=f"{draws.seed}/{key}/{b}")
@@ -53,8 +53,8 @@ def _block_bound(model: Denoiser, block: Tensor, *, state: State, chosen: list[D
     copies: State | None = None
     for first in range(0, len(chosen), batch):
         part = chosen[first : first + batch]
-        if copies is None or len(copies.length) != len(part):
-            copies = state.select(torch.zeros(len(part), dtype=torch.int64))
+        if copies is None or copies.batch != len(part):
+            copies = shared(state, len(part))
         canvas = torch.full((len(part), config.block_length), config.mask_token_id, dtype=torch.int64)
         masked = torch.zeros_like(canvas, dtype=torch.bool)
         for i, draw in enumerate(part):
@@ -66,6 +66,15 @@ def _block_bound(model: Denoiser, block: Tensor, *, state: State, chosen: list[D
         weights = torch.tensor([draw.weight for draw in part], dtype=torch.float64)[rows]
         total += float(losses.double().cpu() @ weights)
     return total
+
+
+def shared(state: State, rows: int) -> State:
+    """`rows` views of a state of one row, for reading alone: many canvases on one prefix, which is not copied."""
+    layers = tuple(
+        type(layer)(*(tensor.expand(rows, *tensor.shape[1:]) for tensor in vars(layer).values()))
+        for layer in state.layers
+    )
+    return State(layers, state.length.expand(rows), state.max_length, state.block_length)
 
 
 def _wide(logits: Tensor) -> Tensor:

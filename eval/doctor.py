@@ -11,7 +11,7 @@ import torch
 
 from mezzotint.eval.memory import available_bytes, both_units
 from mezzotint.eval.timing import load_average
-from mezzotint.models.ops import backends
+from mezzotint.models.ops import Backend, backends
 
 PACKAGES = (
     *("mezzotint", "torch", "numpy", "safetensors", "deepspeed", "datasets", "sentencepiece", "grain", "transformers"),
@@ -20,7 +20,8 @@ PACKAGES = (
 
 
 def examine() -> dict:
-    """Everything the doctor says, as one JSON value."""
+    """Everything the doctor says, as one JSON value; the backends are those of a CUDA device where there is one."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         "cpu": cpu_name(),
@@ -31,7 +32,8 @@ def examine() -> dict:
         "available_bytes": available_bytes(),
         "cuda": [_cuda(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
         "backends": [
-            {"op": op, "backend": backend, "used": used, "reason": reason} for op, backend, used, reason in backends()
+            {"op": found.op, "backend": found.name, "used": used, "reason": reason}
+            for found, used, reason in _choices(backends(device))
         ],
     }
 
@@ -55,6 +57,20 @@ def describe(found: dict) -> str:
     for row in found["backends"]:
         lines += [f"  {row['op']:10} {row['backend']:18} {'used' if row['used'] else 'not used: ' + row['reason']}"]
     return "\n".join(lines)
+
+
+def _choices(table: list[Backend]) -> list[tuple[Backend, bool, str | None]]:
+    """Each backend, whether it is the one that runs its op, and if not why: declined, or behind a preferred one."""
+    chosen: dict[str, str] = {}
+    for backend in table:
+        if backend.declined is None:
+            chosen.setdefault(backend.op, backend.name)
+    rows = []
+    for backend in table:
+        used = chosen.get(backend.op) == backend.name
+        behind = f"{chosen.get(backend.op)} is preferred"
+        rows.append((backend, used, None if used else backend.declined or behind))
+    return rows
 
 
 def _version(package: str) -> str | None:

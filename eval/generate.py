@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 
 from mezzotint.data.tokenizer import Tokenizer, load_tokenizer
+from mezzotint.eval.timing import load_average
 from mezzotint.models.config import ModelConfig
 from mezzotint.models.decode import Generation, generate
 from mezzotint.models.errors import InputError
 from mezzotint.models.reveal import Ancestral, EntropyBound, FirstHitting, Reveal, Sampler, Threshold, TopK
-from mezzotint.models.weights import load_model, read_config
+from mezzotint.models.weights import load_config, load_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,8 @@ class GenerateConfig:
     """What is asked of a release. `reveal` and `sampler` are those of models.reveal."""
 
     release: str
-    prompt: str
+    prompt: str = ""
+    prompt_ids: tuple[int, ...] | None = None  # token ids to continue instead of a text
     max_new_tokens: int
     reveal: Reveal
     sampler: Sampler
@@ -42,9 +44,9 @@ class Samples:
 def sample(config: GenerateConfig) -> Samples:
     """Load the release and continue the prompt. Raises InputError for what cannot be decoded."""
     tokenizer = load_tokenizer(config.release)
-    require_same_vocabulary(tokenizer, read_config(config.release), release=config.release)
+    require_same_vocabulary(tokenizer, load_config(config.release), release=config.release)
     model = load_model(config.release, dtype=config.dtype, device=config.device).eval()
-    prompt = tokenizer.encode(config.prompt)
+    prompt = tokenizer.encode(config.prompt) if config.prompt_ids is None else list(config.prompt_ids)
     generation = generate(
         model,
         [prompt],
@@ -55,6 +57,36 @@ def sample(config: GenerateConfig) -> Samples:
         samples_per_prompt=config.samples,
     )
     return Samples([tokenizer.decode(tokens) for tokens in generation.tokens], generation, len(prompt))
+
+
+def report(samples: Samples) -> dict:
+    """Texts and costs as one JSON value."""
+    found = samples.generation
+    return {
+        "texts": samples.texts,
+        "ended": found.ended,
+        "prompt_tokens": samples.prompt_tokens,
+        "new_tokens": [len(tokens) for tokens in found.tokens],
+        "nfe": found.nfe,
+        "tokens_per_nfe": found.tokens_per_nfe,
+        "tokens_per_s": found.tokens_per_second,
+        "prefill_passes": found.prefill_passes,
+        "prefill_s": found.prefill_seconds,
+        "seconds": found.seconds,
+        "load": load_average(),
+    }
+
+
+def describe(samples: Samples) -> str:
+    """The costs in a line. Tokens/s counts what came out, of all samples, after prefill, sampling included."""
+    found = samples.generation
+    new = sum(len(tokens) for tokens in found.tokens)
+    return (
+        f"[{new} tokens, {found.nfe} NFE, {found.tokens_per_nfe:.2f} tokens/NFE, "
+        f"{found.tokens_per_second:.1f} tokens/s; "
+        f"prompt of {samples.prompt_tokens} tokens in {found.prefill_passes} passes, {found.prefill_seconds:.2f} s; "
+        f"{sum(found.ended)} of {len(found.ended)} texts ended; load average {load_average():.1f}]"
+    )
 
 
 def reveal_rule(

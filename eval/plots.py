@@ -24,15 +24,15 @@ def write_csv(rows: list[dict], path: Path) -> None:
     write_bytes(path, text.getvalue().encode())
 
 
-def plot_curves(rows: list[dict], folder: Path) -> list[Path]:
-    """Write latency.png and memory.png, log-log against context, one line a (model, batch); returns their paths.
+def plot_curves(rows: list[dict], folder: Path, *, prefix: str) -> list[Path]:
+    """Write PREFIX-latency.png and PREFIX-memory.png, log-log against context, one line a (model, batch).
 
     The measured floor is dashed in the model's colour. A cell that did not fit is a cross on the upper edge of the
-    axes; the legend says so.
+    axes; the legend says so. Returns their paths.
     """
     if not rows:
         return []
-    latency, memory = folder / "latency.png", folder / "memory.png"
+    latency, memory = folder / f"{prefix}-latency.png", folder / f"{prefix}-memory.png"
     _figure(rows, path=latency, value="denoise_s", scale=1e3, floor="floor_s", label="ms per denoising step")
     _figure(rows, path=memory, value="peak_bytes", scale=1 / GB, floor=None, label="peak memory, GB (10^9 bytes)")
     return [latency, memory]

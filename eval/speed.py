@@ -13,14 +13,13 @@ from mezzotint.eval.floor import decode_floor, read_bandwidth, state_read_second
 from mezzotint.eval.memory import available_bytes, is_out_of_memory, storage_peak
 from mezzotint.eval.results import ResultsFile
 from mezzotint.eval.subjects import build
-from mezzotint.eval.timing import FULL, QUICK, Timing, interleave, measure
+from mezzotint.eval.timing import FULL, QUICK, Timing, interleave
 from mezzotint.models.config import parameter_count
 from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.state import State
 
 STEPS = (4, 8, 16, 32)  # denoising steps a block, for which tokens a second are stated
 FILL_CONTEXT = 4096  # tokens at which a random state is held against a real prefill
-FAILED = "does not fit"
 
 
 def sweep(cells: list[Cell], results: ResultsFile) -> Iterator[dict]:
@@ -96,7 +95,6 @@ def measure_cell(model: Denoiser, cell: Cell, *, bandwidth: float) -> dict:
         "floor_s": timings["floor_products"].p50 + reading,
         "read_bytes_per_s": bandwidth,
         "load": timings["denoise"].load,
-        "parameters": parameter_count(config),
         "state_bytes": state.nbytes,
         "work_bytes": max(work["denoise"], work["advance"]),
         "prefill_work_bytes": work["prefill"],
@@ -158,6 +156,7 @@ def _tokens_per_second(timings: dict[str, Timing], *, tokens: int) -> dict[str, 
 
 def _bytes_needed(cell: Cell) -> dict:
     return {
+        "parameters": parameter_count(cell.subject.config),
         "weight_bytes": cell.weight_bytes,
         "state_bytes": cell.state_bytes,
         "needed_bytes": cell.needed_bytes,

@@ -13,9 +13,7 @@ from mezzotint.models.config import ModelConfig, preset
 from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.errors import InputError
 from mezzotint.models.initialise import initialise
-from mezzotint.models.weights import load_model, read_config
-
-TIME_SCALES = ("A_log", ".D", "dt_bias")  # parameters that stay float32 or wider
+from mezzotint.models.weights import load_config, load_model, parameter_dtype
 
 
 @dataclass(frozen=True)
@@ -33,11 +31,11 @@ def release_subject(folder: str | Path) -> Subject:
     path = Path(folder)
     if not path.is_dir():
         raise InputError(f"{folder} is no release folder; export a run first with mezzotint-export")
-    config = read_config(path)
-    weights = path / "model.safetensors"
-    if not weights.is_file():
-        raise InputError(f"the release {folder} has no weights: {weights} is missing; export the run again")
-    return Subject(path.resolve().name, _file_hash(path / "config.json", weights), config, path)
+    config = load_config(path)
+    weights = sorted(path.glob("model*.safetensors"))
+    if not weights:
+        raise InputError(f"the release {folder} has no weights: model.safetensors is missing; export the run again")
+    return Subject(path.resolve().name, _file_hash(path / "config.json", *weights), config, path)
 
 
 def preset_subject(name: str, backbone: str) -> Subject:
@@ -62,11 +60,9 @@ def build(subject: Subject, *, dtype: torch.dtype, device: str | torch.device = 
         return load_model(subject.folder, dtype=dtype, device=device).eval()
     with torch.device("meta"):
         model = Denoiser(subject.config)
-    for parameter in model.parameters():  # made in its final dtype: float32 first would need twice the memory
+    for name, parameter in model.named_parameters():  # made in its final dtype: float32 first would need more memory
         parameter.requires_grad_(False)
-    for name, parameter in model.named_parameters():
-        wide = name.endswith(TIME_SCALES)
-        parameter.data = parameter.data.to(torch.promote_types(dtype, torch.float32) if wide else dtype)
+        parameter.data = parameter.data.to(parameter_dtype(name, dtype))
     model = model.to_empty(device=device)
     initialise(model, subject.config, torch.Generator(device=device).manual_seed(0))
     return model.eval()

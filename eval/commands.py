@@ -1,0 +1,195 @@
+"""What each command of `mezzotint-eval` does once its options are read: measure, write, print a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from mezzotint.data.files import write_bytes
+from mezzotint.eval import doctor as examination
+from mezzotint.eval import generate as generation
+from mezzotint.eval.bound import summarize
+from mezzotint.eval.cells import DTYPES, Cell, SpeedConfig, list_cells, parse_counts
+from mezzotint.eval.memory import available_bytes, both_units
+from mezzotint.eval.plots import plot_curves, write_csv
+from mezzotint.eval.results import ResultsFile
+from mezzotint.eval.score import BoundConfig, score
+from mezzotint.eval.speed import FILL_CONTEXT, check_fill, sweep
+from mezzotint.eval.subjects import Subject, preset_subject, release_subject
+from mezzotint.eval.tables import cell_table, speed_table
+from mezzotint.models.errors import InputError
+from mezzotint.models.reveal import Sampler
+
+
+def doctor(options: argparse.Namespace) -> int:
+    found = examination.examine()
+    print(json.dumps(found, indent=2) if options.json else examination.describe(found))
+    return 0
+
+
+def speed(options: argparse.Namespace) -> int:
+    subjects = _subjects(options)
+    _require_device(options.device)
+    config = SpeedConfig(
+        contexts=parse_counts(options.contexts),
+        batches=parse_counts(options.batches),
+        dtype=options.dtype,
+        device=options.device,
+        threads=options.threads,
+        prefill_chunk=options.prefill_chunk,
+        quick=options.quick,
+    )
+    cells = list_cells(subjects, config)
+    if options.dry_run:
+        print(cell_table(cells))
+        return 0
+    _require_one_fits(cells)
+    out = _out(options.out, subjects)
+    with ResultsFile(out, subjects={s.name: s.fingerprint for s in subjects}) as results:
+        progress = tqdm(sweep(cells, results), total=len(cells), unit="cell", disable=None)
+        rows = [row for row in progress if row]
+        if options.check_fill:
+            for subject in subjects:
+                _print_fill_check(Cell(subject, FILL_CONTEXT, 1, config), results)
+    rows.sort(key=lambda row: (row["identity"]["subject"], row["identity"]["batch"], row["identity"]["context"]))
+    table = speed_table(rows, steps=options.steps)
+    write_bytes(out.with_suffix(".md"), table.encode())
+    write_csv(rows, out.with_suffix(".csv"))
+    plots = plot_curves(rows, out.parent, prefix=out.stem)
+    print(table)
+    print("written:", *(str(path) for path in (out, out.with_suffix(".csv"), *plots)))
+    return 0
+
+
+def bound(options: argparse.Namespace) -> int:
+    subject = release_subject(options.release)
+    _require_device(options.device)
+    config = BoundConfig(
+        data=options.data,
+        rows=options.rows,
+        row_length=options.row_length,
+        draws=options.draws,
+        draw_batch=options.draw_batch,
+        seed=options.seed,
+        dtype=_dtype(options.dtype) or torch.float32,
+        device=options.device,
+    )
+    torch.set_num_threads(options.threads)
+    out = _out(options.out, [subject])
+    with ResultsFile(out, subjects={subject.name: subject.fingerprint}) as results:
+        rows = []
+        for row in (progress := tqdm(score(subject, config, results), total=config.rows, unit="row", disable=None)):
+            rows.append(row)
+            scored = [row["values"] for row in rows if row["status"] == "ok"]
+            if scored:
+                progress.set_postfix_str(f"{summarize(scored).bits_per_byte:.3f} bits/byte")
+    if not scored:
+        raise InputError(f"the bound of {subject.name} is not finite on any of the {len(rows)} rows; see {out}")
+    found = summarize(scored)
+    print(f"{subject.name}: {found.rows} rows, {found.tokens} tokens, {found.bytes} bytes of text")
+    print(f"  <= {found.nats_per_token:.4f} nats/token, {_error(found.nats_per_token_error)}")
+    print(f"  <= {found.bits_per_byte:.4f} bits/byte,  {_error(found.bits_per_byte_error)}")
+    if len(scored) < len(rows):
+        print(f"  {len(rows) - len(scored)} rows have no finite bound and are left out")
+    print("written:", out)
+    return 0
+
+
+def generate(options: argparse.Namespace) -> int:
+    _require_device(options.device)
+    torch.set_num_threads(options.threads)
+    config = generation.GenerateConfig(
+        release=options.release,
+        prompt=generation.read_prompt(text=options.prompt, file=options.prompt_file),
+        prompt_ids=parse_counts(options.prompt_ids) if options.prompt_ids else None,
+        max_new_tokens=options.max_new_tokens,
+        reveal=generation.reveal_rule(
+            steps=options.steps,
+            threshold=options.threshold,
+            entropy=options.entropy_bound,
+            ancestral=options.ancestral,
+            first_hitting=options.first_hitting,
+        ),
+        sampler=Sampler(temperature=options.temperature, top_p=options.top_p),
+        samples=options.samples,
+        seed=options.seed,
+        dtype=_dtype(options.dtype),
+        device=options.device,
+    )
+    release_subject(options.release)  # says what is missing before anything is loaded
+    found = generation.sample(config)
+    if options.json:
+        print(json.dumps(generation.report(found), indent=2))
+        return 0
+    for number, text in enumerate(found.texts, start=1):
+        if len(found.texts) > 1:
+            print(f"--- sample {number} of {len(found.texts)}")
+        print(text)
+    print(generation.describe(found))
+    return 0
+
+
+def _subjects(options: argparse.Namespace) -> list[Subject]:
+    subjects = [release_subject(folder) for folder in options.releases]
+    if options.presets:
+        names, backbones = options.presets.split(","), options.backbones.split(",")
+        subjects += [preset_subject(name.strip(), backbone.strip()) for name in names for backbone in backbones]
+    if not subjects:
+        raise InputError("nothing to measure: give release folders, or --presets 10m for random weights")
+    names = [subject.name for subject in subjects]
+    if len(set(names)) < len(names):
+        raise InputError(f"two of {', '.join(names)} have the same name; rename a release folder")
+    return subjects
+
+
+def _out(out: str | None, subjects: list[Subject]) -> Path:
+    return Path(out) if out else Path("runs/eval") / ("+".join(subject.name for subject in subjects)[:100] + ".jsonl")
+
+
+def _require_one_fits(cells: list[Cell]) -> None:
+    """A sweep records what does not fit; a single cell that does not is a mistake to be told."""
+    if len(cells) == 1 and not cells[0].fits(loaded=False):
+        cell = cells[0]
+        raise InputError(
+            f"{cell.subject.name} at a context of {cell.context} and batch {cell.batch} needs "
+            f"{both_units(cell.needed_bytes)}, {both_units(available_bytes(cell.speed.device))} are available: "
+            "take a shorter context, a smaller batch or --dtype bfloat16"
+        )
+
+
+def _require_device(device: str) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise InputError(f"unknown device {device!r}; use cpu or cuda") from error
+    if kind not in ("cpu", "cuda"):
+        raise InputError(f"device {device!r} is not supported; use cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError("this machine has no CUDA device that torch can use; leave --device out")
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    if name is not None and name not in DTYPES:
+        raise InputError(f"unknown dtype {name!r}; one of {', '.join(DTYPES)}")
+    return DTYPES[name] if name else None
+
+
+def _print_fill_check(cell: Cell, results: ResultsFile) -> None:
+    identity = cell.identity | {"task": "fill_check"}
+    if not results.done(identity):
+        results.append(identity, status="ok", values=check_fill(cell))
+    values = (results.get(identity) or {})["values"]
+    print(
+        f"{cell.subject.name}: denoising at {cell.context} on a random state takes "
+        f"{values['filled_over_real']:.3f} of the time on a real one; "
+        f"bytes {values['filled_bytes']} and {values['real_bytes']}"
+    )
+
+
+def _error(value: float) -> str:
+    return f"standard error {value:.4f}" if math.isfinite(value) else "standard error unknown: give more --rows"
