@@ -95,7 +95,7 @@ def test_random_draws_agree_with_enumeration_within_their_error(draws):
     model = tiny_model(config)
     tokens = ordinary(config, (5,), generator(5))
     losses = {
-        masked: -float(log_probability(model, tokens, 0, masked, 5).sum())
+        masked: -float(log_probability(model, tokens, 0, masked).sum())
         for k in range(1, 6)
         for masked in itertools.combinations(range(5), k)
     }
