@@ -33,7 +33,7 @@ def check_against_oracle(config, case) -> None:
     parameters = parameters_of(model)
     expected = denoiser_oracle(config, parameters, case.clean, case.noisy, case.frontiers, case.documents)
     assert_close(logits, expected)
-    weights = torch.randn(logits.shape, generator=generator(9), dtype=torch.float64)
+    weights = torch.randn(logits.shape, generator=generator(9), dtype=torch.float64) / logits.numel() ** 0.5
     gradients = []
     for out in (logits, expected):
         total = (out.masked_fill(out == -math.inf, 0.0) * weights).sum()
