@@ -7,12 +7,30 @@ import torch
 from oracles import block_attention_oracle, block_conv_oracle
 from support import assert_close, assert_same_gradients, generator, gradients_of
 from torch import Tensor
+from torch.nn import functional as F
 
 from mezzotint.models.ops import tiles
 from mezzotint.models.ops.attention import block_attention, softmax_tiles
 from mezzotint.models.ops.conv import block_conv
 
 # ---- attention ----------------------------------------------------------------------------------------------------
+
+
+def test_oracles_are_torchs_own_functions():
+    """The loops, on the two cases that torch has: a dense mask with grouped queries, and a plain causal convolution."""
+    g = generator(4)
+    q, k, v = (torch.randn(shape, generator=g, dtype=torch.float64) for shape in ((1, 4, 3, 2, 6), *[(1, 2, 8, 6)] * 2))
+    lo, hi = torch.tensor([[0, 1, 3]]), torch.tensor([[2, 7, 4]])
+    keys = torch.arange(8)
+    mask = ((keys >= lo[0, :, None]) & (keys < hi[0, :, None])).repeat_interleave(2, dim=0)
+    expected = F.scaled_dot_product_attention(q.flatten(2, 3), k, v, attn_mask=mask, enable_gqa=True)
+    assert_close(block_attention_oracle(q, k, v, lo, hi).flatten(2, 3), expected, 1e-14)
+    u, weight, bias = (torch.randn(shape, generator=g, dtype=torch.float64) for shape in ((1, 1, 6, 5), (5, 4), (5,)))
+    line = F.pad(u[0, 0].T, (3, 0))[None]
+    expected = F.silu(F.conv1d(line, weight[:, None], bias, groups=5))[0].T
+    assert_close(
+        block_conv_oracle(u, torch.zeros(1, 1, 3, 5, dtype=torch.float64), weight, bias)[0, 0], expected, 1e-14
+    )
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(2, 2), (4, 2), (3, 1)])
