@@ -105,9 +105,14 @@ class RowOracle:
         out_noisy = []
         for k, f in enumerate(frontiers):
             own = [project(noisy[k, i], f * g + i) for i in range(g)]
-            prefix = [tokens[s] for s in range(f * g) if self.same(s, f * g)]
-            out_noisy.append(torch.stack([mix(own[i][0], prefix + own) for i in range(g)]))
+            out_noisy.append(torch.stack([mix(own[i][0], self.seen_from(f, i, tokens, own)) for i in range(g)]))
         return _stack_tokens(out_clean, clean), torch.stack(out_noisy) if out_noisy else torch.zeros_like(noisy)
+
+    def seen_from(self, frontier: int, i: int, tokens: list, own: list) -> list:
+        """What token i of a noisy block sees: clean tokens before the block and noisy ones of it, of its document."""
+        first = frontier * self.length
+        prefix = [tokens[s] for s in range(first) if self.same(s, first + i)]
+        return prefix + [own[j] for j in range(self.length) if self.same(first + j, first + i)]
 
     def mamba(self, name: str, clean: Tensor, noisy: Tensor, frontiers: list[int]) -> tuple[Tensor, Tensor]:
         config, g = self.config, self.length
