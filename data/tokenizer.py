@@ -9,6 +9,7 @@ import numpy as np
 from mezzotint.data.errors import InputError
 
 MASK, EOS, PAD = "<mask>", "<eos>", "<pad>"
+SOURCE_JSON = "tokenizer.source.json"  # in a release: the file training used, beside one changed for transformers
 PROBE = (
     " a  b\n\n\tÅ ﬁ ① don't\u2581 <mask><eos><pad> \U0001f600"  # what a tokenizer must give back unchanged to be used
 )
@@ -50,7 +51,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 def tokenizer_file(path: Path) -> Path:
     """The tokenizer file that `path` means: itself or, in a folder, `tokenizer.model`, else `tokenizer.json`."""
     if path.is_dir():
-        for name in ("tokenizer.model", "tokenizer.json"):
+        for name in ("tokenizer.model", SOURCE_JSON, "tokenizer.json"):
             if (path / name).is_file():
                 return path / name
         raise InputError(

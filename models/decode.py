@@ -62,11 +62,11 @@ def generate(
     (`advance`), so a block of S steps costs S passes. A row ends with the block that holds its first <eos>, or at
     `max_new_tokens`, or where prompt and new tokens together reach `max_length`.
 
-    Defaults: a quarter of a block's tokens each step, the surest first, sampled at temperature 1. Raises InputError for
+    Defaults: four tokens each step, the surest first, sampled at temperature 1. Raises InputError for
     prompts with control ids or ids out of the vocabulary, limits below 1, and a state that memory cannot hold.
     """
     config = model.config
-    reveal = TopK(steps=4) if reveal is None else reveal
+    reveal = TopK(steps=max(config.block_length // 4, 1)) if reveal is None else reveal
     sampler = Sampler() if sampler is None else sampler
     _check_prompts(model, prompts)
     limits = _limits(prompts, max_new_tokens=max_new_tokens, max_length=max_length)

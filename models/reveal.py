@@ -193,6 +193,27 @@ class FirstHitting:
         return masked & (_rank(noise, masked) == 0), step + 1
 
 
+def parse_reveal(text: str) -> Reveal:
+    """The rule that `topk=8`, `threshold=0.9`, `entropy=0.5`, `ancestral=16` or `first-hitting` means."""
+    name, _, value = text.partition("=")
+    try:
+        if name == "topk":
+            return TopK(steps=int(value))
+        if name == "threshold":
+            return Threshold(confidence=float(value))
+        if name == "entropy":
+            return EntropyBound(bound=float(value))
+        if name == "ancestral":
+            return Ancestral(steps=int(value))
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"reveal rule {text!r}: {value!r} is no number") from error
+    if text == "first-hitting":
+        return FirstHitting()
+    raise InputError(f"unknown reveal rule {text!r}; use topk=N, threshold=P, entropy=H, ancestral=N or first-hitting")
+
+
 def _rank(key: Tensor, masked: Tensor) -> Tensor:
     """Rank (B, G) of every position by ascending key, masked ones first, ties by position."""
     order = torch.where(masked, key, torch.inf).argsort(dim=1, stable=True)
