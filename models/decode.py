@@ -147,9 +147,10 @@ class _Texts:
         """Take in the full canvases of active rows; (B,) bool on the CPU: rows that go on with a new block."""
         size = self.config.block_length
         going = torch.zeros_like(full)
-        for row in [row for row in full.nonzero()[:, 0].tolist() if row in self.active]:
+        closing = [row for row in full.nonzero()[:, 0].tolist() if row in self.active]
+        for row, block in zip(closing, canvas[closing].tolist()):
             text = self.tokens[row]
-            new = canvas[row].tolist()[len(text) % size :]  # behind what the prompt left in this block
+            new = block[len(text) % size :]  # behind what the prompt left in this block
             if self.config.eos_token_id in new:
                 new = new[: new.index(self.config.eos_token_id)]
                 self.ended[row] = len(text) + len(new) < self.limits[row]

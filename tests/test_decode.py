@@ -271,7 +271,8 @@ def test_a_state_beyond_memory_is_refused_before_anything_is_allocated(monkeypat
     # a bound that falls just short, to see that the sum is the state's own
     free = model.start(2, 12).nbytes
     monkeypatch.setattr(decode, "available_bytes", lambda device: free)
-    assert generate(model, [[5], [6]], max_new_tokens=15, sampler=GREEDY, generator=generator()).nfe == 3 + 3 * 4
+    fits = generate(model, [[5], [6]], max_new_tokens=15, reveal=TopK(steps=4), sampler=GREEDY, generator=generator())
+    assert fits.nfe == 3 + 3 * 4
     monkeypatch.setattr(decode, "available_bytes", lambda device: free - 1)
     with pytest.raises(InputError, match="a state of 12 tokens for 2 rows"):
         generate(model, [[5], [6]], max_new_tokens=15, generator=generator())

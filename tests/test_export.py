@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -291,6 +293,57 @@ def test_the_help_is_instant_and_says_what_it_does():
 def test_a_missing_run_is_one_sentence_and_code_2(tmp_path, capsys):
     assert export.main([str(tmp_path / "none"), str(tmp_path / "out")]) == 2
     assert "no run folder" in capsys.readouterr().err
+
+
+def make_run(folder: Path, model, tokenizer) -> Path:
+    """A run folder with one checkpoint, as training leaves it; its average is the model with another final norm."""
+    from mezzotint.training import checkpoint
+
+    (folder / "data").mkdir(parents=True)
+    shutil.copyfile(tokenizer.files[0], folder / "data" / "tokenizer.model")
+    inner = folder / "run" / "checkpoints" / "step-7"
+    inner.mkdir(parents=True)
+    state = checkpoint.RunState(
+        step=7,
+        next_row=56,
+        seed=1,
+        world=1,
+        zero_stage=1,
+        ema_updates=7,
+        data_hash="d" * 64,
+        tokenizer_hash=tokenizer.sha256,
+        arms_hash="a" * 64,
+        recipe=f"data: {{row_length: 64, sources: [[{folder / 'data'}, 1.0]]}}\nema_decay: 0.9\n",
+        model=model.config.to_dict(),
+    )
+    (inner / "state.json").write_text(json.dumps(dataclasses.asdict(state)))
+    weights = dict(model.state_dict())
+    checkpoint._save_tensors(inner / "weights.safetensors", weights)
+    checkpoint._save_tensors(inner / "ema.safetensors", weights | {"norm.weight": weights["norm.weight"] * 2})
+    checkpoint._seal(inner)
+    records = [{"kind": "validation", "step": step, "bits_per_byte": step / 2} for step in (5, 7, 9)]
+    (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder / "run"
+
+
+def test_the_command_turns_a_run_into_a_release(tokenizer, tmp_path, capsys):
+    model = model_for(tokenizer, "M")
+    run = make_run(tmp_path, model, tokenizer)
+    assert export.main([str(run), str(tmp_path / "averaged")]) == 0
+    assert "reloaded; largest difference of a logit 0" in capsys.readouterr().out
+    assert export.main([str(run), str(tmp_path / "last"), "--no-ema"]) == 0
+    averaged, last = load_model(tmp_path / "averaged"), load_model(tmp_path / "last")
+    assert torch.equal(last.norm.weight, model.norm.weight)
+    assert torch.equal(averaged.norm.weight, model.norm.weight * 2)
+    card = (tmp_path / "averaged" / "README.md").read_text()
+    assert "| validation bits_per_byte | 3.5 |" in card and "| averaged weights | yes (decay 0.9) |" in card
+    assert (tmp_path / "last" / "training.yaml").read_text().startswith("data:")
+    capsys.readouterr()
+    assert export.main([str(run), str(tmp_path / "last")]) == 2
+    assert "exists" in capsys.readouterr().err
+    (tmp_path / "data" / "tokenizer.model").unlink()
+    assert export.main([str(run), str(tmp_path / "gone")]) == 2
+    assert "tokenizer" in capsys.readouterr().err
 
 
 # -- clean environments ------------------------------------------------------------------------------------------
