@@ -20,7 +20,8 @@ def bundle_files(models: Path = MODELS) -> dict[str, str]:
     transformers 4.57 copies only the files that the entry itself imports, so the entry gains an import of all others.
     Raises InputError for an import that a released folder could not serve.
     """
-    waiting, done = [(ENTRY,)], {}
+    waiting: list[tuple[str, ...]] = [(ENTRY,)]
+    done: dict[tuple[str, ...], str] = {}
     while waiting:
         module = waiting.pop()
         if module in done:

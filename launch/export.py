@@ -169,8 +169,9 @@ def _check_tokenizer(tokenizer: Tokenizer, config: ModelConfig, trained_with: st
         raise InputError(
             f"{path} is not the tokenizer the run was trained with (its hash differs): name it with --tokenizer"
         )
-    if tokenizer.vocab_size > config.vocab_size:
-        raise InputError(f"{path} has {tokenizer.vocab_size} ids, the model only {config.vocab_size}")
+    own = (config.mask_token_id, config.eos_token_id, config.pad_token_id)
+    if tokenizer.vocab_size > config.vocab_size or (tokenizer.mask_id, tokenizer.eos_id, tokenizer.pad_id) != own:
+        raise InputError(f"{path} has other ids than the model: it was trained with another tokenizer")
 
 
 def _last_validation(run: Path, step: int) -> dict[str, float]:

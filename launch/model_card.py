@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mezzotint.models.config import ModelConfig, parameter_count, state_bytes
@@ -14,7 +15,7 @@ TRIED = "4.57 and 5.24"
 class Facts:
     """What a run says about a model, in the order the card lists it."""
 
-    trained: dict[str, str | int | float]
+    trained: Mapping[str, object]
     dtype: str
     tokenizer_note: str | None = None  # why AutoTokenizer is not served, if it is not
 

@@ -59,7 +59,7 @@ def _from_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer | None, str]:
         warnings.simplefilter("ignore")  # protobuf on the age of the generated file
         from sentencepiece import sentencepiece_model_pb2
 
-    proto = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+    proto = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
     if proto.trainer_spec.model_type != BPE:
         return None, "the sentencepiece model is no BPE, which tokenizer.json could not hold without loss"
     vocabulary = {_text(piece): i for i, piece in enumerate(proto.pieces)}

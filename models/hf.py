@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from .reveal import Sampler, parse_reveal
 from .weights import WIDE
 
 # where generation_config.json says nothing
-DEFAULTS = {"max_new_tokens": 128, "reveal": "first-hitting", "temperature": 1.0, "top_p": 1.0}
+DEFAULTS: dict[str, Any] = {"max_new_tokens": 128, "reveal": "first-hitting", "temperature": 1.0, "top_p": 1.0}
 
 
 class MezzotintConfig(PretrainedConfig):
@@ -25,7 +25,7 @@ class MezzotintConfig(PretrainedConfig):
 
     model_type = "mezzotint"
 
-    def __init__(self, denoiser: dict[str, object] | None = None, **values: object) -> None:
+    def __init__(self, denoiser: dict[str, Any] | None = None, **values: Any) -> None:
         self.denoiser = {} if denoiser is None else denoiser  # transformers makes an empty one to see the defaults
         values["tie_word_embeddings"] = False  # the denoiser ties its own: a tied head has no parameter
         super().__init__(**values)
@@ -41,7 +41,7 @@ class MezzotintModel(PreTrainedModel, GenerationMixin):
     config_class = MezzotintConfig
     base_model_prefix = "denoiser"  # weights on disk are named as in the Denoiser
     main_input_name = "input_ids"
-    _keep_in_fp32_modules_strict: ClassVar[list[str]] = list(WIDE)
+    _keep_in_fp32_modules_strict = list(WIDE)  # noqa: RUF012
 
     def __init__(self, config: MezzotintConfig) -> None:
         super().__init__(config)
@@ -124,9 +124,9 @@ class MezzotintModel(PreTrainedModel, GenerationMixin):
             samples=1,
             given={"max_new_tokens": max_new_tokens, "reveal": reveal, "temperature": temperature, "top_p": top_p},
         )
-        return [tokenizer.decode(text) for text in made.tokens]
+        return [str(tokenizer.decode(text)) for text in made.tokens]
 
-    def _generation(self, prompts: list[list[int]], *, seed: int, samples: int, given: dict[str, object]) -> Generation:
+    def _generation(self, prompts: list[list[int]], *, seed: int, samples: int, given: dict[str, Any]) -> Generation:
         """`given` over generation_config.json over DEFAULTS, where not None."""
         stored = {} if self.generation_config is None else self.generation_config.to_dict()
         layers = (DEFAULTS, {name: stored.get(name) for name in DEFAULTS}, given)

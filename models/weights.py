@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -46,7 +46,7 @@ def save_weights(
     *,
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
-    about: dict[str, object] | None = None,
+    about: Mapping[str, object] | None = None,
 ) -> None:
     """Write config.json and the weights into `folder` (made if missing), in shards with an index above `shard_bytes`.
 
