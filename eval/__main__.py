@@ -76,7 +76,7 @@ def _add_speed(commands) -> None:
     speed.add_argument("--contexts", default="1k,4k,16k,64k,256k", metavar="LIST", help="tokens (default: %(default)s)")
     speed.add_argument("--batches", default="1", metavar="LIST", help="rows decoded together (default: %(default)s)")
     speed.add_argument(
-        "--prefill-chunk", type=int, default=512, metavar="N", help="tokens committed at once (default: 512)"
+        "--prefill-chunk", type=int, metavar="N", help="tokens committed at once (default: 512; quick: 128)"
     )
     speed.add_argument(
         "--steps", type=int, default=8, choices=(4, 8, 16, 32), help="denoising steps a block in the table"

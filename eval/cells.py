@@ -26,7 +26,7 @@ class SpeedConfig:
     dtype: str | None = None  # None: bfloat16 on CUDA and for the presets 1b and 3b, else float32
     device: str = "cpu"
     threads: int = 1
-    prefill_chunk: int = 512  # tokens committed at once
+    prefill_chunk: int | None = None  # tokens committed at once; None: 512, or 128 when quick
     quick: bool = False  # fewer and shorter samples
     seed: int = 0  # of the order of cells and of the random state
 
@@ -36,7 +36,7 @@ class SpeedConfig:
                 raise InputError(f"--{name} must list numbers of at least 1")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise InputError(f"unknown dtype {self.dtype!r}; one of {', '.join(DTYPES)}")
-        if self.threads < 1 or self.prefill_chunk < 1:
+        if self.threads < 1 or (self.prefill_chunk is not None and self.prefill_chunk < 1):
             raise InputError("--threads and --prefill-chunk must be at least 1")
 
 
@@ -99,7 +99,8 @@ class Cell:
 def prefill_tokens(cell: Cell) -> int:
     """Tokens of the timed prefill chunk: whole blocks, no more than the context holds."""
     g = cell.subject.config.block_length
-    return max(g, min(cell.speed.prefill_chunk, cell.context) // g * g)
+    wanted = cell.speed.prefill_chunk or (128 if cell.speed.quick else 512)
+    return max(g, min(wanted, cell.context) // g * g)
 
 
 def list_cells(subjects: list[Subject], speed: SpeedConfig) -> list[Cell]:

@@ -16,6 +16,7 @@ import torch
 
 from mezzotint.models.config import ModelConfig, state_bytes
 
+TILE_KEYS = 512  # keys of one product of a decoding step: its operands stay in the cache
 WEIGHT_POOL = 2**28  # bytes of distinct weights that one kind of layer walks through, so that they come from memory
 
 
@@ -58,13 +59,16 @@ def linear_layers(config: ModelConfig, *, rows: int, logits: int) -> list[Linear
 
 
 def decode_tiles(config: ModelConfig, *, batch: int, rows: int, context: int) -> list[Tiles]:
-    """The tiles of a pass of `rows` tokens a batch row: all see the context and each other.
+    """The tiles of a pass of `rows` tokens a batch row: all see the context and each other, TILE_KEYS keys at a time.
 
-    Query heads that share a key head are one product.
+    Query heads that share a key head are one product. Products of the same shape run on the same operands, which stay
+    in the cache: reading the state from memory is counted by its bytes, once.
     """
-    groups = config.n_heads // config.n_kv_heads
-    tiles = Tiles(batch * config.n_kv_heads, rows * groups, context + rows, config.head_dim, config.pattern.count("A"))
-    return [tiles] if tiles.count else []
+    heads, queries = batch * config.n_kv_heads, rows * (config.n_heads // config.n_kv_heads)
+    whole, rest = divmod(context + rows, TILE_KEYS)
+    layers = config.pattern.count("A")
+    sizes = [(TILE_KEYS, whole * layers), (rest, layers)]
+    return [Tiles(heads, queries, keys, config.head_dim, count) for keys, count in sizes if keys and count]
 
 
 def training_tiles(config: ModelConfig, *, batch: int, blocks: int) -> list[Tiles]:
@@ -127,8 +131,7 @@ def decode_floor(
 ) -> Callable[[], None]:
     """The products of a denoising step at `context` tokens (`passes` 2: of an advance, G clean and G noisy tokens).
 
-    The head runs at the noisy rows. The state's bytes over the bandwidth come on top (state_read_seconds). Keys and
-    values of one layer serve all layers' tiles: reading them from memory is what the state's bytes stand for.
+    The head runs at the noisy rows. The state's bytes over the bandwidth come on top (state_read_seconds).
     """
     rows = batch * config.block_length
     linears = linear_layers(config, rows=passes * rows, logits=rows)

@@ -16,7 +16,10 @@ NOISY_SPREAD = 1.5  # p90 over p10 above which a cell is marked noisy
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """When warm-up and timing end. Timing stops at `steps` samples or after `seconds`, never before `least`."""
+    """When warm-up and timing end. Timing stops at `steps` samples or after `seconds`, never before `least`.
+
+    A call longer than `warmup_seconds` is warmed up by `warmups` samples alone.
+    """
 
     steps: int = 30
     seconds: float = 2.0
@@ -27,7 +30,7 @@ class Protocol:
 
 
 FULL = Protocol()
-QUICK = Protocol(steps=10, seconds=0.4, least=3, warmups=2, warmup_seconds=0.3)
+QUICK = Protocol(steps=10, seconds=0.4, least=3, warmups=1, warmup_seconds=0.3)
 
 
 @dataclass(frozen=True)
