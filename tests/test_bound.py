@@ -66,7 +66,10 @@ def test_mean_of_the_estimator_is_the_exact_bound(schedule, frontiers):
     with torch.no_grad():
         for step in range(STEPS):
             noise = source.draw(step=step, first_row=0, blocks=BLOCKS[rows])
-            losses = [objective(TOKENS[rows[rows == kind]], DOCUMENTS[rows[rows == kind]], noise.select(rows == kind))[0] for kind in range(3)]
+            losses = [
+                objective(TOKENS[rows[rows == kind]], DOCUMENTS[rows[rows == kind]], noise.select(rows == kind))[0]
+                for kind in range(3)
+            ]
             means.append(torch.stack(losses) / COPIES)
     mean = torch.stack(means)  # (steps, kinds)
     error = mean.std(0) / STEPS**0.5
@@ -89,7 +92,10 @@ def test_frontiers_two_of_three_with_rows_of_one_two_and_three_blocks():
         means = []
         for step in range(steps):
             noise = source.draw(step=step, first_row=0, blocks=blocks[rows])
-            losses = [objective(tokens[rows[rows == k]], documents[rows[rows == k]], noise.select(rows == k))[0] for k in range(3)]
+            losses = [
+                objective(tokens[rows[rows == k]], documents[rows[rows == k]], noise.select(rows == k))[0]
+                for k in range(3)
+            ]
             means.append(torch.stack(losses) / COPIES)
         means = torch.stack(means)
         return means.mean(0), means.std(0) / steps**0.5

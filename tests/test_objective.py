@@ -38,7 +38,10 @@ def test_sum_and_gradients_do_not_depend_on_micro_batches(slots):
     loss, sums = objective(tokens, documents, noise)
     loss.backward()
     whole = {name: g.clone() for name, g in gradients(objective).items()}
-    for rows in ([[0], [1], [2], [3], [4], [5]], [[5, 0], [3, 1, 4], [2]]):  # any order: each is cut at its own frontier
+    for rows in (
+        [[0], [1], [2], [3], [4], [5]],
+        [[5, 0], [3, 1, 4], [2]],
+    ):  # any order: each is cut at its own frontier
         objective.zero_grad()
         total = torch.zeros((), dtype=torch.float64)
         for part in map(torch.tensor, rows):
@@ -110,7 +113,9 @@ def test_padding_blocks_and_padding_rows_change_nothing():
     assert_close(alone, in_row)
     empty = torch.full((2, BLOCKS * G), objective.model.config.pad_token_id)
     source = NoiseSource(seed=1, rows_per_step=ROWS, row_blocks=BLOCKS, slots=BLOCKS, block_length=G)
-    nothing, sums = objective(empty, torch.full_like(empty, -1), source.draw(step=0, first_row=0, blocks=torch.zeros(2).long()))
+    nothing, sums = objective(
+        empty, torch.full_like(empty, -1), source.draw(step=0, first_row=0, blocks=torch.zeros(2).long())
+    )
     nothing.backward()
     assert nothing.item() == 0 and int(sums.masked.sum()) == 0
     assert supervised_tokens(documents) == int(blocks.sum()) * G

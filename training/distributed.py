@@ -57,9 +57,17 @@ def joined() -> Iterator[Ranks]:
     launched = "RANK" in given or "WORLD_SIZE" in given
     if launched and len(given) < len(VARIABLES):
         missing = ", ".join(name for name in VARIABLES if name not in given)
-        raise InputError(f"the launcher set {', '.join(given)} but not {missing}: start with torchrun or deepspeed, or unset them")
+        raise InputError(
+            f"the launcher set {', '.join(given)} but not {missing}: start with torchrun or deepspeed, or unset them"
+        )
     if not launched:
-        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        alone = {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+        }
         os.environ.update(alone)
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -40,6 +41,12 @@ class Noise:
     levels: Tensor  # (B, K) float64, t in (0, 1)
     uniforms: Tensor  # (B, K, G) float64; a token is masked where its uniform is below the mask rate of its block
     share: Tensor  # (B,) float64, n/k: valid blocks of the row over frontiers drawn; 0 for a row without a valid block
+
+    def fingerprint(self, row_ids: Tensor) -> int:
+        """A number that changes with any row or draw; it adds up over micro-batches and ranks (32 bits a row)."""
+        parts = [field.name for field in dataclasses.fields(self)]
+        rows = zip(row_ids.tolist(), *(getattr(self, name).numpy() for name in parts))
+        return sum(zlib.crc32(b"".join(np.asarray(value).tobytes() for value in row)) for row in rows)
 
     def select(self, rows: Tensor) -> Noise:
         """The same draws for some of the rows, given by index."""

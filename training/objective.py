@@ -107,7 +107,9 @@ class Objective(nn.Module):
         loss = (nll * weights.to(nll).flatten()[cell]).sum()
 
         sums = torch.zeros(noise.valid.shape, dtype=nll.dtype, device=nll.device)
-        sums[:, :used] = torch.zeros_like(weights.flatten().to(nll)).index_add(0, cell, nll.detach()).view(weights.shape)
+        sums[:, :used] = (
+            torch.zeros_like(weights.flatten().to(nll)).index_add(0, cell, nll.detach()).view(weights.shape)
+        )
         counts = torch.zeros(noise.valid.shape, dtype=torch.int64, device=nll.device)
         counts[:, :used] = canvas.masked.sum(dim=-1)
         return loss, BlockSums(sums, counts)

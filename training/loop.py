@@ -1,0 +1,121 @@
+"""The training loop: batch, noise, loss, step; then log, validate, save and stop."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from mezzotint.data.loader import Batch
+from mezzotint.training import checkpoint
+from mezzotint.training.build import make_plan
+from mezzotint.training.config import TrainConfig, dump
+from mezzotint.training.distributed import joined
+from mezzotint.training.engine import MicroBatch, NonFinite
+from mezzotint.training.meter import Meter
+from mezzotint.training.metrics import Work, count_work
+from mezzotint.training.noise import Noise
+from mezzotint.training.objective import supervised_tokens
+from mezzotint.training.optim import learning_rate
+from mezzotint.training.resume import resume
+from mezzotint.training.run import Run, Step, start
+from mezzotint.training.stop import StopSignal
+
+DONE, STOPPED, DIVERGED = 0, 85, 86  # exit codes
+
+
+def train(config: TrainConfig) -> int:
+    """Train or go on training; returns the exit code. Raises InputError for what the user can mend."""
+    with joined() as ranks, StopSignal() as stop:
+        run = start(make_plan(config), ranks, stop)
+        config = run.plan.config
+        first = resume(run.plan, engine=run.engine, ema=run.ema, ranks=ranks)
+        if first >= config.steps:
+            ranks.say(f"{config.run} has its {config.steps} steps: nothing to do")
+            run.engine.close()
+            return DONE
+        meter = Meter(run, first)
+        share = config.rows_per_step // ranks.world
+        batches = run.plan.loader.iterate(first, config.rows_per_step, ranks.rank * share, share)
+        code = DONE
+        for index in range(first, config.steps):
+            step = index + 1  # steps done after this one
+            last = step == config.steps
+            try:
+                result = take_step(run, index, next(batches))
+            except NonFinite as error:
+                ranks.say(f"step {step}: {error}; stopped before the update, the newest checkpoint is in {config.run}")
+                code = DIVERGED
+                break
+            meter.add(result)
+            if step % config.log.every == 0 or last:
+                meter.log(step, result)
+            if run.plan.held_out is not None and (step % config.validation.every == 0 or last):
+                meter.validate(step)
+            if step % config.checkpoint.every == 0 or last or result.stop:
+                save(run, step)
+            if result.stop and not last:
+                ranks.say(f"asked to stop: saved step {step}; the same command goes on from there")
+                code = STOPPED
+                break
+        batches.close()
+        meter.close()
+        ranks.barrier()
+        run.engine.close()
+        return code
+
+
+def take_step(run: Run, index: int, batch: Batch) -> Step:
+    """Forward, backward and update on this rank's rows of step `index`; collective."""
+    config, ranks = run.plan.config, run.ranks
+    noise = run.plan.noise.draw(step=index, first_row=ranks.rank * len(batch.tokens), blocks=batch.blocks)
+    count = float(ranks.sum(torch.tensor([float(supervised_tokens(batch.documents))])))
+    micro_batches = cut(batch, noise, config.micro_rows, ranks.device)
+    loss, details = run.engine.accumulate(micro_batches, count)
+    work = Work()
+    for micro, sums in zip(micro_batches, details):
+        masked = int(sums.masked.sum())
+        work += count_work(run.plan.model, micro.noise, row_length=batch.tokens.shape[1], masked=masked)
+    mine = [loss, float(run.stop.requested), float(noise.fingerprint(batch.row_ids)), *work.values()]
+    loss, stop, rows_hash, *work_values = ranks.sum(torch.tensor(mine, dtype=torch.float64)).tolist()
+    if not math.isfinite(loss):
+        raise NonFinite(f"the loss is {loss}")
+    lr = learning_rate(config.optim, step=index, steps=config.steps)
+    norm = run.engine.step(lr)
+    if run.ema is not None:
+        run.ema.update(run.engine.objective.model)
+    return Step(
+        loss=loss / count, gradient_norm=norm, lr=lr, work=Work(*work_values), rows_hash=int(rows_hash), stop=stop > 0
+    )
+
+
+def cut(batch: Batch, noise: Noise, micro_rows: int, device: torch.device) -> list[MicroBatch]:
+    """Micro-batches of rows whose largest frontiers are close, so that cutting there wastes little; sums do not care."""
+    order = noise.frontiers[:, -1].argsort(stable=True)
+
+    def part(rows: Tensor) -> MicroBatch:
+        return MicroBatch(batch.tokens[rows].to(device), batch.documents[rows].to(device), noise.select(rows))
+
+    return [part(rows) for rows in order.split(micro_rows)]
+
+
+def save(run: Run, step: int) -> None:
+    """A checkpoint of everything the rest of the run depends on; collective."""
+    plan, config = run.plan, run.plan.config
+    state = checkpoint.RunState(
+        step=step,
+        next_row=step * config.rows_per_step,
+        seed=config.seed,
+        world=run.ranks.world,
+        zero_stage=config.engine.zero_stage,
+        ema_updates=run.ema.updates if run.ema is not None else 0,
+        data_hash=plan.loader.hash,
+        tokenizer_hash=plan.tokenizer.sha256,
+        arms_hash=plan.arms_hash,
+        recipe=dump(config),
+        model=plan.model.to_dict(),
+    )
+    checkpoint.save(
+        run.folder, state=state, engine=run.engine, ema=run.ema, ranks=run.ranks, keep=config.checkpoint.keep
+    )

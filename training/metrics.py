@@ -1,0 +1,138 @@
+"""What a run writes down as it goes: a JSONL file without gaps or repeats, TensorBoard, and a line with the time left."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from mezzotint.models.config import ModelConfig, pass_flops, visible_pairs
+from mezzotint.models.errors import InputError
+from mezzotint.training.noise import Noise
+
+# dense bfloat16 peaks in TFLOP/s, from the makers' data sheets; float32 parameters under autocast run at these
+PEAKS = {"A100": 312, "H100": 989, "H200": 989, "B200": 2250}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """every: steps between records."""
+
+    every: int = 10
+    tensorboard: bool = True
+    peak_tflops: float | None = None  # of one device, for utilization; null: known GPUs by name, else measured at start
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise InputError(f"log.every is {self.every}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step, or several, has done."""
+
+    unique_tokens: float = 0.0  # tokens of the rows, each once
+    supervised_tokens: float = 0.0  # tokens of the blocks that were denoised
+    flops: float = 0.0  # forward and backward of cut rows; recomputation and invisible tiles do not count
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*(mine + theirs for mine, theirs in zip(self.values(), other.values())))
+
+    def values(self) -> list[float]:
+        return [self.unique_tokens, self.supervised_tokens, self.flops]
+
+
+def count_work(config: ModelConfig, noise: Noise, *, row_length: int, masked: int) -> Work:
+    """Work of one forward and backward pass over a micro-batch, cut at its largest frontier; document borders not counted."""
+    rows, size = len(noise.frontiers), config.block_length
+    clean_blocks = int(noise.frontiers.max())
+    used = noise.valid.sum(dim=1).tolist()
+    pairs = sum(
+        visible_pairs(config, clean_blocks=clean_blocks, frontiers=places[:n])
+        for places, n in zip(noise.frontiers.tolist(), used)
+    )
+    noisy = sum(used) * size
+    forward = pass_flops(
+        config, clean_tokens=rows * clean_blocks * size, noisy_tokens=noisy, pairs=pairs, logits=masked
+    )
+    return Work(rows * row_length, noisy, 3 * forward)
+
+
+def device_peak(config: LogConfig, device: torch.device, *, autocast: bool) -> float:
+    """FLOP/s of one device: from the recipe, a data sheet, or half a second of matrix products in the run's precision."""
+    if config.peak_tflops is not None:
+        return config.peak_tflops * 1e12
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        for known, tflops in PEAKS.items():
+            if known in name:
+                return tflops * 1e12
+    size = 1024
+    a = torch.ones(size, size, device=device, dtype=torch.bfloat16 if autocast else torch.float32)
+    best, until = math.inf, time.perf_counter() + 0.5
+    while time.perf_counter() < until:
+        start = time.perf_counter()
+        (a @ a)[0, 0].item()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+class Log:
+    """The files of a run's main rank. Opening at step N drops what an interrupted run wrote for later steps."""
+
+    def __init__(self, folder: Path, *, first_step: int, tensorboard: bool) -> None:
+        self.path = folder / "metrics.jsonl"
+        kept = _truncate(self.path, first_step) if self.path.exists() else []
+        self.seconds_before = kept[-1]["seconds"] if kept else 0.0  # training time of earlier starts
+        self._file: IO[str] = open(self.path, "a", encoding="utf-8")
+        self._board = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(folder / "tb"), purge_step=first_step)
+
+    def write(self, kind: str, step: int, values: dict) -> None:
+        """One record, on the disk when this returns; step: optimizer steps done."""
+        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        if self._board is not None:
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _truncate(path: Path, first_step: int) -> list[dict]:
+    """Keep whole records of steps up to `first_step` and return them; the file is replaced in one move."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    records = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be cut off in the middle
+    kept = [record for record in records if record["step"] <= first_step]
+    beside = path.with_suffix(".tmp")
+    beside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+    os.replace(beside, path)
+    return kept
+
+
+def progress_line(step: int, steps: int, values: dict, seconds_left: float) -> str:
+    """The line a user watches."""
+    left = (
+        time.strftime("%H:%M:%S", time.gmtime(seconds_left))
+        if seconds_left < 86_400
+        else f"{seconds_left / 86_400:.1f} days"
+    )
+    return (
+        f"step {step}/{steps}  loss {values['loss']:.4f}  lr {values['lr']:.2e}  grad {values['gradient_norm']:.2f}  "
+        f"{values['unique_tokens_per_second']:,.0f} tok/s  {values['supervised_tokens_per_second']:,.0f} supervised/s  "
+        f"{values['utilization']:.0%} of peak  {left} left"
+    )
