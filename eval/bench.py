@@ -12,6 +12,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ import torch
 from mezzotint.data.cli import run_command
 from mezzotint.data.files import write_bytes, write_json
 from mezzotint.eval.bench_training import one_stream_step, training_case, two_stream_step
-from mezzotint.eval.doctor import cpu_name
+from mezzotint.eval.doctor import device_name, require_device
 from mezzotint.eval.fill import fill_random
 from mezzotint.eval.floor import decode_floor, read_bandwidth, state_read_seconds, training_floor
 from mezzotint.eval.speed import passes
@@ -43,19 +44,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mezzotint.eval.bench", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--size", default="10m", help="preset (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=2, help="rows of a training step (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="two samples each: a check that everything runs")
     options = parser.parse_args(arguments)
-    return run_command(lambda: bench(options), InputError)
+    return run_command(lambda: run(options), InputError)
 
 
-def bench(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measure, printing every row as it comes; JSON and table are rewritten after each."""
+    require_device(options.device)
     torch.set_num_threads(1)
     started, rows = time.perf_counter(), []
-    protocol = QUICK if options.quick else FULL
+    bench = Bench(options.size, options.batch, options.device, QUICK if options.quick else FULL)
     about = _about(options)
-    for row in _rows(options.size, batch=options.batch, protocol=protocol):
+    for row in bench.rows():
         rows.append(row)
         print(
             f"{row['step']:28} {row['model']:10} {row['dtype']:9} ratio {row['ratio']:.2f}", file=sys.stderr, flush=True
@@ -70,7 +73,7 @@ def bench(options: argparse.Namespace) -> int:
 def markdown(report: dict) -> str:
     """The table, with what it was measured on above it."""
     lines = [
-        f"{report['cpu']}, {report['cores']} cores, one thread, torch {report['torch']}, preset {report['size']}; "
+        f"{report['machine']}, {report['cores']} cores, one thread, torch {report['torch']}, preset {report['size']}; "
         f"{report['seconds']:.0f} s, load average {report['rows'][0]['load']:.1f} to {report['rows'][-1]['load']:.1f}. "
         f"Training: forward and backward of {report['batch']} rows of {ROW_LENGTH} tokens, two streams, all frontiers, "
         "loss and head at masked tokens; optimizer left out of both. Beside a step is its floor: linear layers, QK^T "
@@ -89,61 +92,76 @@ def markdown(report: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rows(size: str, *, batch: int, protocol: Protocol) -> Iterator[dict]:
-    for backbone in BACKBONES:
-        for dtype in DTYPES:
-            yield from _training(size, backbone, dtype=dtype, batch=batch, protocol=protocol)
-    bandwidth = read_bandwidth()
-    for backbone in BACKBONES:
-        for dtype in DTYPES:
-            yield _denoising(size, backbone, dtype=dtype, bandwidth=bandwidth, protocol=protocol)
-    yield _length(size, protocol=protocol)
+@dataclass(frozen=True)
+class Bench:
+    """What is measured: models of preset `size`, training steps of `batch` rows."""
+
+    size: str
+    batch: int
+    device: str
+    protocol: Protocol
+
+    def rows(self) -> Iterator[dict]:
+        """All rows of the table, in its order."""
+        for backbone in BACKBONES:
+            for dtype in DTYPES:
+                yield from self.training(backbone, dtype)
+        bandwidth = read_bandwidth(self.device)
+        for backbone in BACKBONES:
+            for dtype in DTYPES:
+                yield self.denoising(backbone, dtype, bandwidth)
+        yield self.length()
+
+    def training(self, backbone: str, dtype: torch.dtype) -> Iterator[dict]:
+        """A training step over its floor, and over one plain stream of the same model and tokens."""
+        subject = preset_subject(self.size, backbone)
+        model = build(subject, dtype=torch.float32, device=self.device).train().requires_grad_(True)
+        case = training_case(subject.config, batch=self.batch, row_length=ROW_LENGTH, device=self.device)
+        floor = training_floor(
+            subject.config,
+            batch=self.batch,
+            row_length=ROW_LENGTH,
+            masked=int(case.masked.sum()),
+            dtype=dtype,
+            device=self.device,
+        )
+        calls: dict[str, Callable[[], object]] = {
+            "step": two_stream_step(model, case, autocast=dtype),
+            "floor": floor,
+            "one": one_stream_step(model, case, autocast=dtype),
+        }
+        times = interleave(calls, protocol=self.protocol, device=self.device)
+        about = {"step": f"training, {self.batch} x {ROW_LENGTH}", "model": backbone, "dtype": dtype_name(dtype)}
+        aim = TRAINING_AIMS[dtype]["M" in subject.config.pattern]
+        yield about | _ratio(times["step"], times["floor"].p50, beside="floor", aim=aim)
+        yield about | _ratio(times["step"], times["one"].p50, beside="one stream", aim=STREAMS_AIM)
+
+    def denoising(self, backbone: str, dtype: torch.dtype, bandwidth: float) -> dict:
+        """A denoising step at CONTEXT over its floor."""
+        subject = preset_subject(self.size, backbone)
+        config = subject.config
+        model = build(subject, dtype=dtype, device=self.device)
+        floor = decode_floor(config, batch=1, context=CONTEXT, dtype=dtype, device=self.device)
+        calls = {"step": _denoise_at(model, CONTEXT), "floor": floor}
+        times = interleave(calls, protocol=self.protocol, device=self.device)
+        reading = state_read_seconds(config, batch=1, context=CONTEXT, itemsize=dtype.itemsize, bandwidth=bandwidth)
+        about = {"step": f"denoise at {CONTEXT // 1024}k", "model": backbone, "dtype": dtype_name(dtype)}
+        parts = {"floor_products_ms": times["floor"].p50 * 1e3, "floor_reading_ms": reading * 1e3}
+        beside = times["floor"].p50 + reading
+        return about | _ratio(times["step"], beside, beside="floor", aim=DENOISING_AIM) | parts
+
+    def length(self) -> dict:
+        """Mamba's denoising step at 256k over the same at 1k."""
+        model = build(preset_subject(self.size, "mamba"), dtype=torch.float32, device=self.device)
+        calls = {name: _denoise_at(model, length) for name, length in (("long", 262_144), ("short", 1024))}
+        longer = replace(self.protocol, steps=100)
+        times = interleave(calls, protocol=longer, device=self.device)
+        about = {"step": "denoise at 256k", "model": "mamba", "dtype": "float32"}
+        return about | _ratio(times["long"], times["short"].p50, beside="at 1k", aim=LENGTH_AIM)
 
 
-def _training(size: str, backbone: str, *, dtype: torch.dtype, batch: int, protocol: Protocol) -> Iterator[dict]:
-    """A training step over its floor, and over one plain stream of the same model and tokens."""
-    subject = preset_subject(size, backbone)
-    model = build(subject, dtype=torch.float32).train().requires_grad_(True)
-    case = training_case(subject.config, batch=batch, row_length=ROW_LENGTH)
-    calls: dict[str, Callable[[], object]] = {
-        "step": two_stream_step(model, case, autocast=dtype),
-        "floor": training_floor(
-            subject.config, batch=batch, row_length=ROW_LENGTH, masked=int(case.masked.sum()), dtype=dtype
-        ),
-        "one": one_stream_step(model, case, autocast=dtype),
-    }
-    times = interleave(calls, protocol=protocol)
-    aim = TRAINING_AIMS[dtype]["M" in subject.config.pattern]
-    name = f"training, {batch} x {ROW_LENGTH}"
-    yield _row(name, backbone, dtype, times["step"], beside="floor", other=times["floor"].p50, aim=aim)
-    yield _row(name, backbone, dtype, times["step"], beside="one stream", other=times["one"].p50, aim=STREAMS_AIM)
-
-
-def _denoising(size: str, backbone: str, *, dtype: torch.dtype, bandwidth: float, protocol: Protocol) -> dict:
-    """A denoising step at CONTEXT over its floor."""
-    subject = preset_subject(size, backbone)
-    model = build(subject, dtype=dtype)
-    calls = {
-        "step": _denoise_at(model, CONTEXT),
-        "floor": decode_floor(subject.config, batch=1, context=CONTEXT, dtype=dtype),
-    }
-    times = interleave(calls, protocol=protocol)
-    reading = state_read_seconds(subject.config, batch=1, context=CONTEXT, itemsize=dtype.itemsize, bandwidth=bandwidth)
-    other = times["floor"].p50 + reading
-    row = _row(
-        f"denoise at {CONTEXT // 1024}k", backbone, dtype, times["step"], beside="floor", other=other, aim=DENOISING_AIM
-    )
-    return row | {"floor_products_ms": times["floor"].p50 * 1e3, "floor_reading_ms": reading * 1e3}
-
-
-def _length(size: str, *, protocol: Protocol) -> dict:
-    """Mamba's denoising step at 256k over the same at 1k."""
-    model = build(preset_subject(size, "mamba"), dtype=torch.float32)
-    calls = {name: _denoise_at(model, length) for name, length in (("long", 262_144), ("short", 1024))}
-    longer = Protocol(steps=100, seconds=protocol.seconds, least=protocol.least, warmups=protocol.warmups)
-    times = interleave(calls, protocol=longer)
-    other = times["short"].p50
-    return _row("denoise at 256k", "mamba", torch.float32, times["long"], beside="at 1k", other=other, aim=LENGTH_AIM)
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _denoise_at(model: Denoiser, length: int) -> Callable[[], object]:
@@ -152,11 +170,8 @@ def _denoise_at(model: Denoiser, length: int) -> Callable[[], object]:
     return passes(model, state, chunk=model.config.block_length, generator=generator)["denoise"]
 
 
-def _row(step: str, model: str, dtype: torch.dtype, timing: Timing, *, beside: str, other: float, aim: float) -> dict:
+def _ratio(timing: Timing, other: float, *, beside: str, aim: float) -> dict:
     return {
-        "step": step,
-        "model": model,
-        "dtype": str(dtype).removeprefix("torch."),
         "ms": timing.p50 * 1e3,
         "beside": beside,
         "beside_ms": other * 1e3,
@@ -173,13 +188,13 @@ def _about(options: argparse.Namespace) -> dict:
         "format": 1,
         "size": options.size,
         "batch": options.batch,
-        "cpu": cpu_name(),
+        "machine": device_name(options.device),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "load": load_average(),
-        "read_bytes_per_s": read_bandwidth(),
+        "read_bytes_per_s": read_bandwidth(options.device),
     }
 
 

@@ -25,12 +25,12 @@ class TrainingCase:
 
     clean: Tensor  # (B, T)
     noisy: Tensor  # (B, K, G)
-    frontiers: Tensor  # (B, K)
+    frontiers: Tensor  # (B, K) on the CPU
     masked: Tensor  # (B, K, G) bool
     weights: Tensor  # (masked.sum(),)
 
 
-def training_case(config: ModelConfig, *, batch: int, row_length: int) -> TrainingCase:
+def training_case(config: ModelConfig, *, batch: int, row_length: int, device: str = "cpu") -> TrainingCase:
     """Noise levels are spread evenly over the blocks of all rows, so that half of all tokens are masked."""
     generator, g = torch.Generator().manual_seed(0), config.block_length
     blocks = row_length // g
@@ -40,6 +40,7 @@ def training_case(config: ModelConfig, *, batch: int, row_length: int) -> Traini
     masked = torch.rand(batch, blocks, g, generator=generator) < levels
     noisy = clean.view(batch, blocks, g).masked_fill(masked, config.mask_token_id)
     weights = (1 / levels).expand_as(masked)[masked]
+    clean, noisy, masked, weights = (t.to(device) for t in (clean, noisy, masked, weights))
     return TrainingCase(clean, noisy, torch.arange(blocks).expand(batch, -1), masked, weights)
 
 
@@ -50,7 +51,7 @@ def two_stream_step(model: Denoiser, case: TrainingCase, *, autocast: torch.dtyp
     """
 
     def step() -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast == torch.bfloat16):
+        with torch.autocast(case.clean.device.type, dtype=torch.bfloat16, enabled=autocast == torch.bfloat16):
             hidden = model.hidden(case.clean[:, : -model.config.block_length], case.noisy, case.frontiers)[case.masked]
             loss = _loss(model, hidden, case)
         loss.backward()
@@ -66,7 +67,7 @@ def one_stream_step(model: Denoiser, case: TrainingCase, *, autocast: torch.dtyp
     no_frontiers = torch.zeros(len(case.clean), 0, dtype=torch.int64)
 
     def step() -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast == torch.bfloat16):
+        with torch.autocast(case.clean.device.type, dtype=torch.bfloat16, enabled=autocast == torch.bfloat16):
             layout = make_layout(
                 block_length=config.block_length, clean_tokens=case.clean.shape[1], frontiers=no_frontiers
             )

@@ -15,6 +15,7 @@ from mezzotint.eval import doctor as examination
 from mezzotint.eval import generate as generation
 from mezzotint.eval.bound import summarize
 from mezzotint.eval.cells import DTYPES, Cell, SpeedConfig, list_cells, parse_counts
+from mezzotint.eval.doctor import require_device
 from mezzotint.eval.memory import available_bytes, both_units
 from mezzotint.eval.plots import plot_curves, write_csv
 from mezzotint.eval.results import ResultsFile
@@ -34,7 +35,7 @@ def doctor(options: argparse.Namespace) -> int:
 
 def speed(options: argparse.Namespace) -> int:
     subjects = _subjects(options)
-    _require_device(options.device)
+    require_device(options.device)
     config = SpeedConfig(
         contexts=parse_counts(options.contexts),
         batches=parse_counts(options.batches),
@@ -68,7 +69,7 @@ def speed(options: argparse.Namespace) -> int:
 
 def bound(options: argparse.Namespace) -> int:
     subject = release_subject(options.release)
-    _require_device(options.device)
+    require_device(options.device)
     config = BoundConfig(
         data=options.data,
         rows=options.rows,
@@ -101,7 +102,7 @@ def bound(options: argparse.Namespace) -> int:
 
 
 def generate(options: argparse.Namespace) -> int:
-    _require_device(options.device)
+    require_device(options.device)
     torch.set_num_threads(options.threads)
     config = generation.GenerateConfig(
         release=options.release,
@@ -160,17 +161,6 @@ def _require_one_fits(cells: list[Cell]) -> None:
             f"{both_units(cell.needed_bytes)}, {both_units(available_bytes(cell.speed.device))} are available: "
             "take a shorter context, a smaller batch or --dtype bfloat16"
         )
-
-
-def _require_device(device: str) -> None:
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise InputError(f"unknown device {device!r}; use cpu or cuda") from error
-    if kind not in ("cpu", "cuda"):
-        raise InputError(f"device {device!r} is not supported; use cpu or cuda")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError("this machine has no CUDA device that torch can use; leave --device out")
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

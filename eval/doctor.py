@@ -11,6 +11,7 @@ import torch
 
 from mezzotint.eval.memory import available_bytes, both_units
 from mezzotint.eval.timing import load_average
+from mezzotint.models.errors import InputError
 from mezzotint.models.ops import Backend, backends
 
 PACKAGES = (
@@ -57,6 +58,23 @@ def describe(found: dict) -> str:
     for row in found["backends"]:
         lines += [f"  {row['op']:10} {row['backend']:18} {'used' if row['used'] else 'not used: ' + row['reason']}"]
     return "\n".join(lines)
+
+
+def device_name(device: str) -> str:
+    """The processor or card as the system names it."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_name()
+
+
+def require_device(device: str) -> None:
+    """Raises InputError for a device that torch cannot use here."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise InputError(f"unknown device {device!r}; use cpu or cuda") from error
+    if kind not in ("cpu", "cuda"):
+        raise InputError(f"device {device!r} is not supported; use cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError("this machine has no CUDA device that torch can use; leave --device out")
 
 
 def _choices(table: list[Backend]) -> list[tuple[Backend, bool, str | None]]:

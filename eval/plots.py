@@ -5,12 +5,25 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mezzotint.data.files import write_bytes
 from mezzotint.eval.memory import GB
 
 MISSING = ("oom", "skipped_predicted_oom")  # drawn as crosses at the top of a figure
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a figure shows: a value of the cells, its unit, its floor, and its stand-in where a cell does not fit."""
+
+    value: str
+    scale: float
+    label: str
+    floor: str | None = None
+    needed: str | None = None
 
 
 def write_csv(rows: list[dict], path: Path) -> None:
@@ -27,18 +40,18 @@ def write_csv(rows: list[dict], path: Path) -> None:
 def plot_curves(rows: list[dict], folder: Path, *, prefix: str) -> list[Path]:
     """Write PREFIX-latency.png and PREFIX-memory.png, log-log against context, one line a (model, batch).
 
-    The measured floor is dashed in the model's colour. A cell that did not fit is a cross on the upper edge of the
-    axes; the legend says so. Returns their paths.
+    The measured floor is dashed in the model's colour. A cell that did not fit is a cross: at the bytes it needs in the
+    figure of memory, on the upper edge of the axes in that of latency. Returns their paths.
     """
     if not rows:
         return []
     latency, memory = folder / f"{prefix}-latency.png", folder / f"{prefix}-memory.png"
-    _figure(rows, path=latency, value="denoise_s", scale=1e3, floor="floor_s", label="ms per denoising step")
-    _figure(rows, path=memory, value="peak_bytes", scale=1 / GB, floor=None, label="peak memory, GB (10^9 bytes)")
+    _figure(rows, Quantity("denoise_s", 1e3, "ms per denoising step", floor="floor_s"), path=latency)
+    _figure(rows, Quantity("peak_bytes", 1 / GB, "peak memory, GB (10^9 bytes)", needed="needed_bytes"), path=memory)
     return [latency, memory]
 
 
-def _figure(rows: list[dict], *, path: Path, value: str, scale: float, floor: str | None, label: str) -> None:
+def _figure(rows: list[dict], quantity: Quantity, *, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -47,23 +60,20 @@ def _figure(rows: list[dict], *, path: Path, value: str, scale: float, floor: st
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for i, (name, cells) in enumerate(_lines(rows)):
         color = f"C{i % 10}"
-        measured = [(c["identity"]["context"], c["values"][value] * scale) for c in cells if value in c["values"]]
-        axes.plot(*_columns(measured), "o-", color=color, label=name)
-        if floor:
-            low = [(c["identity"]["context"], c["values"][floor] * scale) for c in cells if floor in c["values"]]
-            axes.plot(*_columns(low), "--", color=color, linewidth=1, label=f"{name}, floor" if low else None)
-        lost = [c["identity"]["context"] for c in cells if c["status"] in MISSING]
-        # spread sideways by model, so that crosses of two models at one context stay apart
-        axes.plot(
-            [context * 1.06**i for context in lost],
-            [0.97] * len(lost),
-            "x",
-            color=color,
-            markersize=9,
-            transform=axes.get_xaxis_transform(),
-            label=f"{name}, does not fit" if lost else None,
-        )
-    axes.set(xscale="log", yscale="log", xlabel="context, tokens", ylabel=label)
+        axes.plot(*_points(cells, quantity.value, quantity.scale), "o-", color=color, label=name)
+        if quantity.floor:
+            floor = _points(cells, quantity.floor, quantity.scale)
+            axes.plot(*floor, "--", color=color, linewidth=1, label=f"{name}, floor" if floor[0] else None)
+        lost = [cell for cell in cells if cell["status"] in MISSING]
+        if not lost:
+            continue
+        cross: dict[str, Any] = {"color": color, "markersize": 9, "label": f"{name}, does not fit"}
+        if quantity.needed:
+            axes.plot(*_points(lost, quantity.needed, quantity.scale), "x", **cross)
+        else:  # spread sideways by model, so that crosses of two models at one context stay apart
+            places = [cell["identity"]["context"] * 1.06**i for cell in lost]
+            axes.plot(places, [0.97] * len(lost), "x", transform=axes.get_xaxis_transform(), **cross)
+    axes.set(xscale="log", yscale="log", xlabel="context, tokens", ylabel=quantity.label)
     axes.set_xscale("log", base=2)
     contexts = sorted({row["identity"]["context"] for row in rows})
     axes.set_xticks(contexts, [short_count(context) for context in contexts])
@@ -86,8 +96,10 @@ def _lines(rows: list[dict]) -> Iterable[tuple[str, list[dict]]]:
     return groups.items()
 
 
-def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
+def _points(cells: list[dict], value: str, scale: float) -> tuple[list[int], list[float]]:
+    """Contexts and scaled values of the cells that have the value."""
+    held = [cell for cell in cells if value in cell["values"]]
+    return [cell["identity"]["context"] for cell in held], [cell["values"][value] * scale for cell in held]
 
 
 def short_count(count: int) -> str:
