@@ -19,7 +19,7 @@ from mezzotint.eval.doctor import require_device
 from mezzotint.eval.memory import available_bytes, both_units
 from mezzotint.eval.plots import plot_curves, write_csv
 from mezzotint.eval.results import ResultsFile
-from mezzotint.eval.score import BoundConfig, score
+from mezzotint.eval.score import BoundConfig, open_text, score
 from mezzotint.eval.speed import FILL_CONTEXT, check_fill, sweep
 from mezzotint.eval.subjects import Subject, preset_subject, release_subject
 from mezzotint.eval.tables import cell_table, speed_table
@@ -80,15 +80,12 @@ def bound(options: argparse.Namespace) -> int:
         dtype=_dtype(options.dtype) or torch.float32,
         device=options.device,
     )
-    torch.set_num_threads(options.threads)
+    _set_threads(options.threads)
+    text = open_text(subject, config)
     out = _out(options.out, [subject])
     with ResultsFile(out, subjects={subject.name: subject.fingerprint}) as results:
-        rows = []
-        for row in (progress := tqdm(score(subject, config, results), total=config.rows, unit="row", disable=None)):
-            rows.append(row)
-            scored = [row["values"] for row in rows if row["status"] == "ok"]
-            if scored:
-                progress.set_postfix_str(f"{summarize(scored).bits_per_byte:.3f} bits/byte")
+        rows = list(tqdm(score(subject, text, config, results), total=config.rows, unit="row", disable=None))
+    scored = [row["values"] for row in rows if row["status"] == "ok"]
     if not scored:
         raise InputError(f"the bound of {subject.name} is not finite on any of the {len(rows)} rows; see {out}")
     found = summarize(scored)
@@ -103,7 +100,7 @@ def bound(options: argparse.Namespace) -> int:
 
 def generate(options: argparse.Namespace) -> int:
     require_device(options.device)
-    torch.set_num_threads(options.threads)
+    _set_threads(options.threads)
     config = generation.GenerateConfig(
         release=options.release,
         prompt=generation.read_prompt(text=options.prompt, file=options.prompt_file),
@@ -161,6 +158,12 @@ def _require_one_fits(cells: list[Cell]) -> None:
             f"{both_units(cell.needed_bytes)}, {both_units(available_bytes(cell.speed.device))} are available: "
             "take a shorter context, a smaller batch or --dtype bfloat16"
         )
+
+
+def _set_threads(count: int) -> None:
+    if count < 1:
+        raise InputError(f"--threads is {count}; it must be at least 1")
+    torch.set_num_threads(count)
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

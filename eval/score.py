@@ -39,23 +39,36 @@ class BoundConfig:
             raise InputError(f"--draws is {self.draws}; it must be at least 1")
 
 
-def score(subject: Subject, config: BoundConfig, results: ResultsFile) -> Iterator[dict]:
+@dataclass(frozen=True)
+class Text:
+    """Rows of a prepared folder that fit a release, and the bytes of its tokens."""
+
+    rows: RowSource
+    token_bytes: np.ndarray
+
+
+def open_text(subject: Subject, config: BoundConfig) -> Text:
+    """Raises InputError where the folder is not prepared text, or of another tokenizer than the release's."""
+    rows = RowSource(config.data, config.row_length, subject.config.block_length)
+    check_vocabulary(rows.manifest, subject.config.vocab_size)
+    tokenizer = load_tokenizer(subject.folder or config.data)
+    check_tokenizer(rows.manifest, tokenizer)
+    return Text(rows, tokenizer.token_bytes)
+
+
+def score(subject: Subject, text: Text, config: BoundConfig, results: ResultsFile) -> Iterator[dict]:
     """Score the rows that `results` lacks, writing each as it is done; yields the results row of every text row.
 
-    Rows are spread evenly over the text; fewer where it has fewer. Raises InputError where text and release do not fit.
+    Rows are spread evenly over the text; fewer where it has fewer.
     """
-    g = subject.config.block_length
-    source = RowSource(config.data, config.row_length, g)
-    check_vocabulary(source.manifest, subject.config.vocab_size)
-    tokenizer = load_tokenizer(subject.folder or config.data)
-    check_tokenizer(source.manifest, tokenizer)
-    draws = Draws(per_block=config.draws or g, seed=config.seed, batch=config.draw_batch)
+    per_block = config.draws or subject.config.block_length
+    draws = Draws(per_block=per_block, seed=config.seed, batch=config.draw_batch)
     model: Denoiser | None = None
-    for number in spread(len(source), config.rows):
-        identity = _identity(subject, config, number=number, draws=draws, text=source.manifest.sha256[:16])
+    for number in spread(len(text.rows), config.rows):
+        identity = _identity(subject, config, number=number, draws=draws, text=text.rows.manifest.sha256[:16])
         if not results.done(identity):
             model = model or build(subject, dtype=config.dtype, device=config.device)
-            values = row_bound(model, source[number], draws=draws, token_bytes=tokenizer.token_bytes, number=number)
+            values = row_bound(model, text.rows[number], draws=draws, token_bytes=text.token_bytes, number=number)
             finite = bool(np.isfinite(values["nats"]))
             status = "ok" if finite else "error"
             results.append(identity, status=status, values=values if finite else {"message": "the bound is not finite"})

@@ -81,7 +81,9 @@ def interleave(
 
 def summarize(samples: list[float]) -> Timing:
     """Quantiles by linear interpolation."""
-    p10, p50, p90 = torch.tensor(samples, dtype=torch.float64).quantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).tolist()
+    p10, p50, p90 = (
+        torch.tensor(samples, dtype=torch.float64).quantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).tolist()
+    )
     return Timing(p10=p10, p50=p50, p90=p90, n=len(samples), load=load_average())
 
 
