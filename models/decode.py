@@ -104,9 +104,16 @@ def _denoise_all(
     while True:
         texts.count_pass()
         proposal = sampler(logits, generator)
-        chosen, step = reveal(proposal, masked=canvas == mask, step=step, generator=generator)
+        masked = canvas == mask
+        chosen, step = reveal(proposal, masked=masked, step=step, generator=generator)
+        chosen = chosen & masked
         canvas = torch.where(chosen, proposal.tokens, canvas)
-        full = (canvas != mask).all(dim=1).cpu()
+        stuck = masked.any(dim=1) & ~chosen.any(dim=1)
+        full, stuck = torch.stack([(canvas != mask).all(dim=1), stuck]).cpu()
+        if bool(stuck.any()):
+            raise InputError(
+                f"the reveal rule {reveal} chose no mask of a row that has some, so decoding would never end"
+            )
         going = texts.close_blocks(canvas, full)
         if not texts.active:
             return nfe

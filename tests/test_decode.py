@@ -263,6 +263,14 @@ def test_bad_input_is_one_sentence(prompts, options, words):
         generate(model, prompts, **({"max_new_tokens": 4, "generator": generator()} | options))
 
 
+def test_a_rule_that_reveals_nothing_is_an_error_and_no_endless_loop():
+    def lazy(proposal, *, masked, step, generator):
+        return masked & False, step
+
+    with pytest.raises(InputError, match="chose no mask"):
+        generate(tiny_model(tiny_config("A", 4)), [[5]], max_new_tokens=3, reveal=lazy, generator=generator())
+
+
 def test_a_state_beyond_memory_is_refused_before_anything_is_allocated(monkeypatch):
     model = never_ending(tiny_model(tiny_config("A", 4)))
     started = count_calls(model, monkeypatch)

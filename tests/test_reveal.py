@@ -17,6 +17,7 @@ from mezzotint.models.reveal import (
     Threshold,
     TopK,
     _invert,
+    parse_reveal,
     uniform,
 )
 
@@ -150,6 +151,23 @@ def test_sampling_noise_has_the_resolution_of_float64():
     mass = logits.softmax(-1)
     assert _invert(mass, torch.tensor([[1 - 2e-12]], dtype=torch.float64)).item() == 0
     assert _invert(mass, torch.tensor([[1 - 2**-53]], dtype=torch.float64)).item() == 1
+    impossible_first = torch.tensor([[[0.0, 0.5, 0.5]]], dtype=torch.float64)
+    assert _invert(impossible_first, torch.zeros(1, 1, dtype=torch.float64)).item() == 1
+
+
+def test_rules_are_read_from_text():
+    assert parse_reveal("topk=8") == TopK(steps=8)
+    assert parse_reveal("threshold=0.9") == Threshold(confidence=0.9)
+    assert parse_reveal("entropy=0.5") == EntropyBound(bound=0.5)
+    assert parse_reveal("ancestral=16") == Ancestral(steps=16)
+    assert parse_reveal("first-hitting") == FirstHitting()
+    for text, words in (
+        ("topk=many", "is no number"),
+        ("topk=0", "at least 1"),
+        ("best", "unknown reveal rule 'best'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            parse_reveal(text)
 
 
 @pytest.mark.parametrize(
