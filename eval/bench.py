@@ -25,6 +25,7 @@ from mezzotint.eval.fill import fill_random
 from mezzotint.eval.floor import decode_floor, read_bandwidth, state_read_seconds, training_floor
 from mezzotint.eval.speed import passes
 from mezzotint.eval.subjects import build, preset_subject
+from mezzotint.eval.tables import bench_table
 from mezzotint.eval.timing import Protocol, Timing, interleave, load_average
 from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.errors import InputError
@@ -65,31 +66,9 @@ def run(options: argparse.Namespace) -> int:
         )
         report = about | {"seconds": time.perf_counter() - started, "rows": rows}
         write_json(options.out / "bench.json", report)
-        write_bytes(options.out / "bench.md", markdown(report).encode())
-    print(markdown(report))
+        write_bytes(options.out / "bench.md", bench_table(report).encode())
+    print(bench_table(report))
     return 0
-
-
-def markdown(report: dict) -> str:
-    """The table, with what it was measured on above it."""
-    lines = [
-        f"{report['machine']}, {report['cores']} cores, one thread, torch {report['torch']}, preset {report['size']}; "
-        f"{report['seconds']:.0f} s, load average {report['rows'][0]['load']:.1f} to {report['rows'][-1]['load']:.1f}. "
-        f"Training: forward and backward of {report['batch']} rows of {ROW_LENGTH} tokens, two streams, all frontiers, "
-        "loss and head at masked tokens; optimizer left out of both. Beside a step is its floor: linear layers, QK^T "
-        "and PV over visible tiles as bare products, and for denoising the state's bytes over "
-        f"{report['read_bytes_per_s'] / 1e9:.1f} GB/s.",
-        "",
-        "| step | model | dtype | ms | beside it | ms | ratio | aim | p90/p10 | load |",
-        "|---|---|---|---:|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in report["rows"]:
-        lines.append(
-            f"| {row['step']} | {row['model']} | {row['dtype']} | {row['ms']:.1f} | {row['beside']} "
-            f"| {row['beside_ms']:.1f} | {row['ratio']:.2f} | {row['aim']:.2f} | {row['spread']:.2f} "
-            f"| {row['load']:.1f} |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True)
@@ -133,8 +112,8 @@ class Bench:
         times = interleave(calls, protocol=self.protocol, device=self.device)
         about = {"step": f"training, {self.batch} x {ROW_LENGTH}", "model": backbone, "dtype": dtype_name(dtype)}
         aim = TRAINING_AIMS[dtype]["M" in subject.config.pattern]
-        yield about | _ratio(times["step"], times["floor"].p50, beside="floor", aim=aim)
-        yield about | _ratio(times["step"], times["one"].p50, beside="one stream", aim=STREAMS_AIM)
+        yield about | _ratio(times["step"], times["floor"], beside="floor", aim=aim)
+        yield about | _ratio(times["step"], times["one"], beside="one stream", aim=STREAMS_AIM)
 
     def denoising(self, backbone: str, dtype: torch.dtype, bandwidth: float) -> dict:
         """A denoising step at CONTEXT over its floor."""
@@ -147,8 +126,7 @@ class Bench:
         reading = state_read_seconds(config, batch=1, context=CONTEXT, itemsize=dtype.itemsize, bandwidth=bandwidth)
         about = {"step": f"denoise at {CONTEXT // 1024}k", "model": backbone, "dtype": dtype_name(dtype)}
         parts = {"floor_products_ms": times["floor"].p50 * 1e3, "floor_reading_ms": reading * 1e3}
-        beside = times["floor"].p50 + reading
-        return about | _ratio(times["step"], beside, beside="floor", aim=DENOISING_AIM) | parts
+        return about | _ratio(times["step"], times["floor"], beside="floor", aim=DENOISING_AIM, more=reading) | parts
 
     def length(self) -> dict:
         """Mamba's denoising step at 256k over the same at 1k."""
@@ -157,7 +135,7 @@ class Bench:
         longer = replace(self.protocol, steps=100)
         times = interleave(calls, protocol=longer, device=self.device)
         about = {"step": "denoise at 256k", "model": "mamba", "dtype": "float32"}
-        return about | _ratio(times["long"], times["short"].p50, beside="at 1k", aim=LENGTH_AIM)
+        return about | _ratio(times["long"], times["short"], beside="at 1k", aim=LENGTH_AIM)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -170,12 +148,14 @@ def _denoise_at(model: Denoiser, length: int) -> Callable[[], object]:
     return passes(model, state, chunk=model.config.block_length, generator=generator)["denoise"]
 
 
-def _ratio(timing: Timing, other: float, *, beside: str, aim: float) -> dict:
+def _ratio(timing: Timing, other: Timing, *, beside: str, aim: float, more: float = 0.0) -> dict:
+    """One line of the table: `timing` over `other` with `more` seconds, by wall time and by processor time."""
     return {
         "ms": timing.p50 * 1e3,
         "beside": beside,
-        "beside_ms": other * 1e3,
-        "ratio": timing.p50 / other,
+        "beside_ms": (other.p50 + more) * 1e3,
+        "ratio": timing.p50 / (other.p50 + more),
+        "cpu_ratio": timing.cpu / (other.cpu + more),
         "aim": aim,
         "spread": timing.p90 / timing.p10,
         "n": timing.n,
@@ -188,6 +168,7 @@ def _about(options: argparse.Namespace) -> dict:
         "format": 1,
         "size": options.size,
         "batch": options.batch,
+        "row_length": ROW_LENGTH,
         "machine": device_name(options.device),
         "cores": os.cpu_count(),
         "python": platform.python_version(),

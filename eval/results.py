@@ -92,10 +92,11 @@ class ResultsFile:
         """Write one row, synced to disk before it returns. A done cell is refused: no row comes twice."""
         assert status in STATUSES, f"unknown status {status!r}"
         assert not self.done(identity), f"the cell {dict(identity)} is already in {self.path}"
-        row = {"key": cell_key(identity), "status": status, "time": round(time.time(), 3)}
+        key = cell_key(identity)
+        row = {"key": key, "status": status, "time": round(time.time(), 3)}
         row |= {"identity": dict(identity), "values": dict(values)}
         self._write(row)
-        self._rows[row["key"]] = row
+        self._rows[key] = row
         return row
 
     def rows(self) -> list[dict]:

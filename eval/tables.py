@@ -1,4 +1,4 @@
-"""Speed cells as tables for a reader: what would be measured, and what was."""
+"""Speed cells and benchmark rows as tables for a reader: what would be measured, and what was."""
 
 from __future__ import annotations
 
@@ -67,3 +67,25 @@ def _heading(rows: list[dict]) -> list[str]:
         "weights and state.",
         "",
     ]
+
+
+def bench_table(report: dict) -> str:
+    """Markdown: the rows of a benchmark, with what they were measured on above them."""
+    lines = [
+        f"{report['machine']}, {report['cores']} cores, one thread, torch {report['torch']}, preset {report['size']}; "
+        f"{report['seconds']:.0f} s, load average {report['rows'][0]['load']:.1f} to {report['rows'][-1]['load']:.1f}. "
+        f"Training: forward and backward of {report['batch']} rows of {report['row_length']} tokens, two streams, all frontiers, "
+        "loss and head at masked tokens; optimizer left out of both. Beside a step is its floor: linear layers, QK^T "
+        "and PV over visible tiles as bare products, and for denoising the state's bytes over "
+        f"{report['read_bytes_per_s'] / 1e9:.1f} GB/s. The ratio by CPU time leaves out what other processes took.",
+        "",
+        "| step | model | dtype | ms | beside it | ms | ratio | by CPU time | aim | p90/p10 | load |",
+        "|---|---|---|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in report["rows"]:
+        lines.append(
+            f"| {row['step']} | {row['model']} | {row['dtype']} | {row['ms']:.1f} | {row['beside']} "
+            f"| {row['beside_ms']:.1f} | {row['ratio']:.2f} | {row['cpu_ratio']:.2f} | {row['aim']:.2f} "
+            f"| {row['spread']:.2f} | {row['load']:.1f} |"
+        )
+    return "\n".join(lines) + "\n"

@@ -34,21 +34,34 @@ QUICK = Protocol(steps=10, seconds=0.4, least=3, warmups=1, warmup_seconds=0.3)
 
 
 @dataclass(frozen=True)
+class Sample:
+    """Seconds of one call."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True)
 class Timing:
-    """Seconds of one call: quantiles over `n` samples, load average over the last minute when they ended."""
+    """Seconds of one call: quantiles of wall time over `n` samples, median processor time, load average at their end.
+
+    Processor time (of all threads) leaves out the time in which other processes had the core.
+    """
 
     p10: float
     p50: float
     p90: float
     n: int
     load: float
+    cpu: float
 
     @property
     def noisy(self) -> bool:
         return self.p90 > NOISY_SPREAD * self.p10
 
     def to_dict(self, name: str) -> dict[str, float | int]:
-        return {f"{name}_p10_s": self.p10, f"{name}_s": self.p50, f"{name}_p90_s": self.p90, f"{name}_n": self.n}
+        wall = {f"{name}_p10_s": self.p10, f"{name}_s": self.p50, f"{name}_p90_s": self.p90}
+        return wall | {f"{name}_cpu_s": self.cpu, f"{name}_n": self.n}
 
 
 def measure(call: Callable[[], object], *, protocol: Protocol = FULL, device: str | torch.device = "cpu") -> Timing:
@@ -69,7 +82,7 @@ def interleave(
     """
     for call in calls.values():
         _warm_up(call, protocol=protocol, device=device)
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    samples: dict[str, list[Sample]] = {name: [] for name in calls}
     order, rng = list(calls), random.Random(seed)
     started = time.perf_counter()
     while not _enough(len(samples[order[0]]), time.perf_counter() - started, len(calls), protocol):
@@ -79,12 +92,12 @@ def interleave(
     return {name: summarize(values) for name, values in samples.items()}
 
 
-def summarize(samples: list[float]) -> Timing:
+def summarize(samples: list[Sample]) -> Timing:
     """Quantiles by linear interpolation."""
-    p10, p50, p90 = (
-        torch.tensor(samples, dtype=torch.float64).quantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).tolist()
-    )
-    return Timing(p10=p10, p50=p50, p90=p90, n=len(samples), load=load_average())
+    wall = torch.tensor([sample.wall for sample in samples], dtype=torch.float64)
+    p10, p50, p90 = wall.quantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).tolist()
+    cpu = statistics.median(sample.cpu for sample in samples)
+    return Timing(p10=p10, p50=p50, p90=p90, n=len(samples), load=load_average(), cpu=cpu)
 
 
 def load_average() -> float:
@@ -99,18 +112,18 @@ def _enough(count: int, elapsed: float, calls: int, protocol: Protocol) -> bool:
 def _warm_up(call: Callable[[], object], *, protocol: Protocol, device: str | torch.device) -> None:
     started, previous = time.perf_counter(), float("inf")
     while True:
-        median = statistics.median(_once(call, device) for _ in range(protocol.warmups))
+        median = statistics.median(_once(call, device).wall for _ in range(protocol.warmups))
         stable = abs(median - previous) <= protocol.warmup_tolerance * median
         if stable or time.perf_counter() - started > protocol.warmup_seconds:
             return
         previous = median
 
 
-def _once(call: Callable[[], object], device: str | torch.device) -> float:
-    started = time.perf_counter()
+def _once(call: Callable[[], object], device: str | torch.device) -> Sample:
+    started, cpu = time.perf_counter(), time.process_time()
     call()
     synchronize(device)
-    return time.perf_counter() - started
+    return Sample(time.perf_counter() - started, time.process_time() - cpu)
 
 
 def synchronize(device: str | torch.device) -> None:

@@ -13,14 +13,15 @@ from mezzotint.eval.bench import main as bench_main
 from mezzotint.eval.bench_training import one_stream_step, training_case, two_stream_step
 from mezzotint.eval.cells import SpeedConfig, list_cells, parse_counts
 from mezzotint.eval.fill import fill_random, prefill
-from mezzotint.eval.floor import decode_tiles, linear_layers, product_flops, training_tiles
+from mezzotint.eval.floor import decode_tiles, linear_layers, training_tiles
 from mezzotint.eval.memory import is_out_of_memory, storage_peak
 from mezzotint.eval.plots import plot_curves, write_csv
+from mezzotint.eval.products import product_flops
 from mezzotint.eval.results import ResultsFile
 from mezzotint.eval.speed import passes, sweep
 from mezzotint.eval.subjects import Subject, build, preset_subject
 from mezzotint.eval.tables import cell_table, speed_table
-from mezzotint.eval.timing import Protocol, Timing, interleave, summarize
+from mezzotint.eval.timing import Protocol, Sample, Timing, interleave, summarize
 from mezzotint.models.config import parameter_count, pass_flops, preset, ssd_flops_per_token, visible_pairs
 from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.errors import InputError
@@ -221,10 +222,11 @@ def test_models_are_built_in_their_dtype_with_time_scales_kept_wide():
 
 
 def test_quantiles_and_noise():
-    timing = summarize([float(x) for x in range(11)])
+    timing = summarize([Sample(wall=float(x), cpu=2.0 * x) for x in range(11)])
     assert (timing.p10, timing.p50, timing.p90, timing.n) == pytest.approx((1.0, 5.0, 9.0, 11))
+    assert timing.cpu == 10.0
     assert timing.noisy
-    assert not Timing(p10=1.0, p50=1.2, p90=1.4, n=5, load=0.0).noisy
+    assert not Timing(p10=1.0, p50=1.2, p90=1.4, n=5, load=0.0, cpu=1.0).noisy
 
 
 def test_interleaving_calls_each_equally_often_and_in_varying_order():
