@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from .config import ModelConfig
-from .layers import RMSNorm, rope_tables, rotate
+from .layers import RMSNorm, rope_tables
 from .layout import Layout
 from .ops.attention import attend_tiles
+from .ops.rope import rotate
 from .ops.tiles import Tile, plan_tiles
 from .state import KVState
 
@@ -71,11 +72,12 @@ class Attention(nn.Module):
         """One pass over x (B, T + K*G, D), clean tokens first -> (B, T + K*G, D) and the state, written in place."""
         layout = plan.layout
         size, clean = layout.block_length, layout.clean_tokens
-        q, k, v = (self._heads(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (proj(x).unflatten(-1, (-1, self.config.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if plan.rope is not None:
             q, k = rotate(q, plan.rope), rotate(k, plan.rope)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, L, P)
         keys, values = k[:, :, :clean], v[:, :, :clean]
         if state is not None:
             if clean:
@@ -90,7 +92,3 @@ class Attention(nn.Module):
             parts.append(attend_tiles(noisy_q, keys, values, plan.noisy, (noisy_k, noisy_v)))
         y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
         return self.o_proj(y.flatten(2, 3).transpose(1, 2).flatten(2)), state
-
-    def _heads(self, t: Tensor) -> Tensor:
-        """(B, L, H*P) -> (B, H, L, P)."""
-        return t.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)

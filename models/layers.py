@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import NOISE_FEATURES, ModelConfig
+from .ops.norm import rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -20,7 +21,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class SwiGLU(nn.Module):
@@ -37,7 +38,7 @@ class SwiGLU(nn.Module):
 
 
 def rope_tables(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (B, 1, L, P/2) of `positions` (B, L), under the configured scaling rule.
+    """Cosine and sine (B, L, 1, P/2) of `positions` (B, L), under the configured scaling rule.
 
     `linear` divides positions by the factor; `ntk` raises the base so that the lowest frequency is divided by it; `yarn`
     interpolates by wavelength and scales both tables (Peng et al. 2023, arXiv 2309.00071, sections 3.1 to 3.4).
@@ -56,15 +57,8 @@ def rope_tables(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> t
         keep = ((turns - 1) / (32 - 1)).clamp(0, 1)  # 1: many turns, left alone; 0: less than one turn, interpolated
         frequency = frequency * (keep + (1 - keep) / factor)
         scale = 0.1 * math.log(factor) + 1
-    angle = positions[:, None, :, None].to(torch.float64) * frequency
+    angle = positions[:, :, None, None].to(torch.float64) * frequency
     return (angle.cos() * scale).to(wide), (angle.sin() * scale).to(wide)
-
-
-def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions (Su et al. 2021), first half paired with second half; x (B, H, L, P) of any float dtype."""
-    cos, sin = tables
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 def noise_level_features(levels: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,6 +10,7 @@ from .config import ModelConfig
 from .layers import RMSNorm
 from .layout import Layout, pick
 from .ops.conv import block_conv
+from .ops.norm import gated_rms_norm
 from .ops.ssd import ssd
 from .state import SSMState
 
@@ -63,10 +64,10 @@ class Mamba2(nn.Module):
             starts=layout.starts,
             state=state.ssm,
             chunk_blocks=config.chunk_length // config.block_length,
+            skip=self.D,
         )
-        y = y + self.D.to(y.dtype)[:, None] * xs
-        y = y.flatten(3).flatten(1, 2)  # (B, L, d_inner)
-        return self.out_proj(self.norm(y * F.silu(z))), SSMState(ssm, tail)
+        y = gated_rms_norm(y.flatten(3).flatten(1, 2), z, self.norm.weight, config.norm_eps)
+        return self.out_proj(y), SSMState(ssm, tail)
 
     def _step(self, dt: Tensor) -> Tensor:
         """softplus of the projected step sizes, (B, M, G, 2, H), float32 or wider."""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from mezzotint.models.config import preset
 from mezzotint.models.denoiser import Denoiser
-from mezzotint.models.layers import rope_tables, rotate
+from mezzotint.models.layers import rope_tables
+from mezzotint.models.ops.rope import rotate
 
 PLACES = torch.tensor([[0, 1, 5, 700, 4096]])
 
@@ -27,11 +28,11 @@ def angles(**overrides: object) -> Tensor:
 
 def test_rotation_is_the_loop():
     config = tiny_config("A", head_dim=6, rope_theta=500.0)
-    x = torch.randn(1, 2, 5, 6, generator=generator(), dtype=torch.float64)
+    x = torch.randn(1, 5, 2, 6, generator=generator(), dtype=torch.float64)
     turned = rotate(x, rope_tables(config, PLACES, torch.float64))
     for head in range(2):
         for i, place in enumerate(PLACES[0].tolist()):
-            assert_close(turned[0, head, i], rotate_by_loop(x[0, head, i], place, 500.0))
+            assert_close(turned[0, i, head], rotate_by_loop(x[0, i, head], place, 500.0))
 
 
 def test_linear_scaling_divides_positions():
