@@ -174,13 +174,17 @@ def _check_tokenizer(tokenizer: Tokenizer, config: ModelConfig, trained_with: st
         raise InputError(f"{path} has other ids than the model: it was trained with another tokenizer")
 
 
-def _last_validation(run: Path, step: int) -> dict[str, float]:
-    """Numbers of the last validation up to `step` in metrics.jsonl, if there was one."""
+def _last_validation(run: Path, step: int) -> dict[str, str]:
+    """The bound of the last validation up to `step` in metrics.jsonl, if there was one."""
     path = run / "metrics.jsonl"
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
     kept = [record for record in records if record["kind"] == "validation" and record["step"] <= step]
-    values = kept[-1] if kept else {}
-    return {f"validation {name}": value for name, value in values.items() if isinstance(value, float)}
+    units = {"bits_per_byte": "bits/byte", "nats_per_token": "nats/token"}
+    return {
+        f"held-out bound, {unit}": f"{kept[-1][name]:.4f} ± {kept[-1][name + '_error']:.4f} (step {kept[-1]['step']})"
+        for name, unit in units.items()
+        if kept
+    }
 
 
 def _put(beside: Path, out: Path) -> None:

@@ -50,19 +50,15 @@ def source_text() -> list[str]:
     return [path.read_text(encoding="utf-8") for path in (*sorted(HERE.glob("*.py")), *sorted(library.glob("a*.py")))]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    """A sentencepiece BPE as mezzotint-data trains them."""
+def train_sentencepiece(path: Path, texts: list[str], **options) -> None:
+    """A tokenizer.model with the options of mezzotint-data."""
     import sentencepiece
 
-    folder = tmp_path_factory.mktemp("tokenizer")
-    lines = [line for text in source_text() for line in text.split("\n") if line]
-    with open(folder / "tokenizer.model", "wb") as file:
+    lines = [line for text in texts for line in text.split("\n") if line]
+    with path.open("wb") as file:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
             model_writer=file,
-            model_type="bpe",
-            vocab_size=1200,
             byte_fallback=True,
             normalization_rule_name="identity",
             add_dummy_prefix=False,
@@ -77,7 +73,14 @@ def tokenizer(tmp_path_factory):
             bos_id=-1,
             control_symbols=["<mask>"],
             minloglevel=2,
+            **options,
         )
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_sentencepiece(folder / "tokenizer.model", source_text(), model_type="bpe", vocab_size=1200)
     return load_tokenizer(folder)
 
 
@@ -150,7 +153,7 @@ def test_transformers_generates_the_same_text(release, loaded, tokenizer):
         model, ids, max_new_tokens=9, reveal=TopK(steps=2), sampler=Sampler(temperature=0.0), generator=generator()
     )
     texts = hf.generate_text(hf_tokenizer, prompts, max_new_tokens=9, reveal="topk=2", temperature=0.0)
-    assert texts == [tokenizer.decode(text) for text in want.tokens]
+    assert texts == [hf_tokenizer.decode(text) for text in want.tokens]  # bytes that are no UTF-8: U+FFFD its own way
     batch = hf_tokenizer(prompts, padding=True, return_tensors="pt")
     rows = hf.generate(batch["input_ids"], batch["attention_mask"], max_new_tokens=9, reveal="topk=2", temperature=0.0)
     width = batch["input_ids"].shape[1]
@@ -217,6 +220,15 @@ def test_a_foreign_tokenizer_json_keeps_its_ids_and_gains_three(tmp_path):
     for text in (*STRANGE, "<s>", source_text()[1]):
         assert fast(text)["input_ids"] == tokenizer.encode(text)
         assert fast.decode(tokenizer.encode(text)) == text
+
+
+def test_a_unigram_tokenizer_is_released_as_it_is_and_the_card_says_why(tmp_path):
+    train_sentencepiece(tmp_path / "tokenizer.model", source_text()[:2], model_type="unigram", vocab_size=500)
+    tokenizer = load_tokenizer(tmp_path)
+    write_release(tmp_path / "release", model_for(tokenizer), tokenizer, recipe="", facts=FACTS)
+    assert load_tokenizer(tmp_path / "release").sha256 == tokenizer.sha256
+    assert not (tmp_path / "release" / "tokenizer.json").exists()
+    assert "no `tokenizer.json` here: the sentencepiece model is no BPE" in (tmp_path / "release/README.md").read_text()
 
 
 def test_nothing_is_left_of_a_failed_export(release, tokenizer, tmp_path, monkeypatch):
@@ -321,7 +333,8 @@ def make_run(folder: Path, model, tokenizer) -> Path:
     checkpoint._save_tensors(inner / "weights.safetensors", weights)
     checkpoint._save_tensors(inner / "ema.safetensors", weights | {"norm.weight": weights["norm.weight"] * 2})
     checkpoint._seal(inner)
-    records = [{"kind": "validation", "step": step, "bits_per_byte": step / 2} for step in (5, 7, 9)]
+    bound = {"bits_per_byte": 3.5, "bits_per_byte_error": 0.25, "nats_per_token": 6.0, "nats_per_token_error": 0.5}
+    records = [{"kind": "validation", "step": step, **bound} for step in (5, 7, 9)]
     (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder / "run"
 
@@ -336,7 +349,10 @@ def test_the_command_turns_a_run_into_a_release(tokenizer, tmp_path, capsys):
     assert torch.equal(last.norm.weight, model.norm.weight)
     assert torch.equal(averaged.norm.weight, model.norm.weight * 2)
     card = (tmp_path / "averaged" / "README.md").read_text()
-    assert "| validation bits_per_byte | 3.5 |" in card and "| averaged weights | yes (decay 0.9) |" in card
+    assert (
+        "| held-out bound, bits/byte | 3.5000 ± 0.2500 (step 7) |" in card
+        and "| averaged weights | yes (decay 0.9) |" in card
+    )
     assert (tmp_path / "last" / "training.yaml").read_text().startswith("data:")
     capsys.readouterr()
     assert export.main([str(run), str(tmp_path / "last")]) == 2
@@ -362,7 +378,7 @@ assert [tokenizer(text)["input_ids"] for text in texts] == json.loads(want["ids"
 assert [tokenizer.decode(ids) for ids in json.loads(want["ids"])] == texts
 print("logits", (model(want["tokens"]).logits - want["logits"])[want["logits"].isfinite()].abs().max().item())
 got = model.generate_text(tokenizer, ["def f(x):", ""], max_new_tokens=9, reveal="topk=2", temperature=0.0)
-assert got == json.loads(want["generated"]), got
+assert got == [tokenizer.decode(ids) for ids in json.loads(want["generated"])], got
 half = AutoModel.from_pretrained(folder, trust_remote_code=True, dtype=torch.bfloat16)
 kinds = {name.split(".")[-1]: p.dtype for name, p in half.named_parameters()}
 assert kinds["A_log"] == kinds["dt_bias"] == kinds["D"] == torch.float32 and kinds["weight"] == torch.bfloat16, kinds
@@ -401,7 +417,7 @@ def test_a_release_loads_where_only_torch_transformers_and_safetensors_are(relea
         "logits": logits,
         "texts": json.dumps(texts),
         "ids": json.dumps([tokenizer.encode(text) for text in texts]),
-        "generated": json.dumps([tokenizer.decode(text) for text in made.tokens]),
+        "generated": json.dumps(made.tokens),
     }
     torch.save(want, tmp_path / "want.pt")
     (tmp_path / "check.py").write_text(CHECK)
