@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .config import ModelConfig
 from .layers import RMSNorm, rope_tables
-from .layout import Layout
+from .layout import Layout, document_starts
 from .ops.attention import attend_tiles
 from .ops.rope import rotate
 from .ops.tiles import Tile, plan_tiles
@@ -24,6 +24,7 @@ class AttentionPlan:
     clean: list[Tile]
     noisy: list[Tile]
     rope: tuple[Tensor, Tensor] | None
+    inner: list[Tile] | None = None  # noisy tokens among noisy tokens, where documents end inside a block
 
 
 def plan_attention(config: ModelConfig, layout: Layout, *, cached: bool, device, dtype: torch.dtype) -> AttentionPlan:
@@ -45,7 +46,20 @@ def plan_attention(config: ModelConfig, layout: Layout, *, cached: bool, device,
     rope = None
     if config.positions == "rope":
         rope = rope_tables(config, layout.positions().to(device), dtype)
-    return AttentionPlan(layout, clean, noisy, rope)
+    return AttentionPlan(layout, clean, noisy, rope, _inner_tiles(layout, device, dtype))
+
+
+def _inner_tiles(layout: Layout, device, dtype: torch.dtype) -> list[Tile] | None:
+    """Tiles over single tokens: a token of a block of several documents sees those of its own document in that block."""
+    if layout.inner is None:
+        return None
+    ids = layout.inner.flatten(0, 1)  # (B*K, G)
+    size = layout.block_length
+    low = document_starts(ids, 1)
+    high = size - document_starts(ids.flip(1), 1).flip(1)
+    block = (torch.arange(layout.noisy_blocks) * size).repeat(layout.batch)[:, None]  # keys are numbered over all blocks
+    low, high = ((t + block).view(layout.batch, -1) for t in (low, high))
+    return plan_tiles(low, high, block_length=1, device=device, dtype=dtype)
 
 
 class Attention(nn.Module):
@@ -87,7 +101,10 @@ class Attention(nn.Module):
         if clean:
             queries = q[:, :, :clean].unflatten(2, (-1, size))
             parts.append(attend_tiles(queries, keys, values, plan.clean, None))
-        if layout.noisy_blocks:
+        if plan.inner is not None:
+            single = attend_tiles(q[:, :, :, None], k, v, plan.inner, None)  # no clean token beside it: one block is the row
+            parts.append(single.flatten(2, 3).unflatten(2, (-1, size)))
+        elif layout.noisy_blocks:
             noisy_q, noisy_k, noisy_v = (t[:, :, clean:].unflatten(2, (-1, size)) for t in (q, k, v))
             parts.append(attend_tiles(noisy_q, keys, values, plan.noisy, (noisy_k, noisy_v)))
         y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)

@@ -23,6 +23,7 @@ class Layout:
     starts: Tensor  # (B, M'): first block of the document that a block belongs to; 0 where it goes on from the state
     blocks: Tensor | None  # (B,): clean blocks that are valid, None if all are
     lengths: Tensor  # (B,): tokens in the state
+    inner: Tensor | None = None  # (B, K, G): document ids where they change inside noisy blocks, else None
 
     @property
     def batch(self) -> int:
@@ -58,6 +59,9 @@ class Layout:
 
     def positions(self) -> Tensor:
         """(B, L) position of every token of the pass within its document."""
+        if self.inner is not None:
+            inside = torch.arange(self.block_length)
+            return (inside - document_starts(self.inner.flatten(0, 1), 1).view_as(self.inner)).flatten(1)
         index = torch.cat([self.clean_index(), self.frontiers], dim=1)
         start = self.start_of(index)
         # a document that goes on from the state started before this pass
@@ -89,10 +93,26 @@ def make_layout(
         raise InputError(f"documents name {documents.shape[1]} tokens, but the pass needs {needed * block_length}")
     else:
         starts = document_starts(documents, block_length)
+    inner = _documents_inside(documents, frontiers, block_length)
+    if inner is not None and clean_blocks:
+        raise InputError(
+            f"a document ends inside a block of {block_length} tokens: fill documents up to whole blocks, or make the block "
+            "as long as the row"
+        )
     lengths = torch.zeros(batch, dtype=torch.long) if lengths is None else lengths
     if blocks is not None and bool((blocks == clean_blocks).all()):
         blocks = None
-    return Layout(block_length, clean_blocks, frontiers, starts, blocks, lengths)
+    return Layout(block_length, clean_blocks, frontiers, starts, blocks, lengths, inner)
+
+
+def _documents_inside(documents: Tensor | None, frontiers: Tensor, block_length: int) -> Tensor | None:
+    """Document ids (B, K, G) of the noisy blocks, None unless some document ends inside one of the pass's blocks."""
+    if documents is None or frontiers.numel() == 0:
+        return None
+    blocks = documents.cpu()[:, : (1 + int(frontiers.max())) * block_length].unflatten(1, (-1, block_length))
+    if bool((blocks == blocks[..., :1]).all()):
+        return None
+    return pick(blocks, frontiers)
 
 
 def document_starts(documents: Tensor, block_length: int) -> Tensor:

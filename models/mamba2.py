@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import ModelConfig
+from .errors import InputError
 from .layers import RMSNorm
 from .layout import Layout, pick
 from .ops.conv import block_conv
@@ -41,6 +42,8 @@ class Mamba2(nn.Module):
     def forward(self, x: Tensor, layout: Layout, state: SSMState | None) -> tuple[Tensor, SSMState]:
         """One pass over x (B, T + K*G, D), clean tokens first -> (B, T + K*G, D) and the next state."""
         config = self.config
+        if layout.inner is not None:
+            raise InputError("a document ends inside a block: Mamba layers need documents filled up to whole blocks")
         z, u, dt = self.in_proj(x).split([config.d_inner, config.conv_channels, 2 * config.ssm_heads], dim=-1)
         state = self.start(len(x), 0, u.dtype, u.device) if state is None else state
         u, dt = (t.unflatten(1, (-1, layout.block_length)) for t in (u, dt))  # (B, M, G, .)

@@ -22,8 +22,8 @@ class Schedule:
     cosine    m = sin(pi t / 2)            weight (pi/2) cot(pi t / 2)            (MD4, MDLM)
     clipped   m = low + (high - low) t     weight (high - low) / m                (the mask rates of BD3-LM)
 
-    The weight is always `-alpha'_t / (1 - alpha_t)`, so with `L(m)` the expected cross-entropy summed over masked tokens
-    at mask rate m, every schedule estimates the integral of `L(m) / m dm` over its own mask rates, without bias.
+    The weight is always `-alpha'_t / (1 - alpha_t)`, so with `L(m)` the expected cross-entropy summed over masked
+    tokens at mask rate m, every schedule estimates the integral of `L(m) / m dm` over its own mask rates, without bias.
     For linear and cosine these are 0 to 1: the estimate is of the negative ELBO, the bound on -log p(x), itself. For
     clipped they are `low` to `high`: the estimate is of exactly that part of the bound's integral. It is smaller than
     the bound (the levels outside are left out, nothing is put in their place), so it may be trained on but is never
