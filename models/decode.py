@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .config import state_bytes
 from .denoiser import Denoiser
 from .errors import InputError
+from .request import check_memory, check_prompts, new_tokens
 from .reveal import Reveal, Sampler, TopK
 from .state import State
 
@@ -68,11 +68,11 @@ def generate(
     config = model.config
     reveal = TopK(steps=max(config.block_length // 4, 1)) if reveal is None else reveal
     sampler = Sampler() if sampler is None else sampler
-    _check_prompts(model, prompts)
-    limits = _limits(prompts, max_new_tokens=max_new_tokens, max_length=max_length)
+    check_prompts(model, prompts)
+    limits = new_tokens(prompts, max_new_tokens=max_new_tokens, max_length=max_length)
     # a text's last block is never committed
     room = max(-(-(len(prompt) + new) // config.block_length) - 1 for prompt, new in zip(prompts, limits))
-    _check_memory(model, prompts=len(prompts), samples=samples_per_prompt, length=room * config.block_length)
+    check_memory(model, prompts=len(prompts), samples=samples_per_prompt, length=room * config.block_length)
 
     begin = _now(model)
     state, passes = _prefill(model, prompts, length=room * config.block_length, chunk=prefill_chunk)
@@ -183,63 +183,6 @@ def _prefill(model: Denoiser, prompts: list[list[int]], *, length: int, chunk: i
         state = model.commit(torch.tensor(rows, device=model.embed.weight.device), state, blocks=blocks)
         passes += 1
     return state, passes
-
-
-def _check_prompts(model: Denoiser, prompts: list[list[int]]) -> None:
-    config = model.config
-    if not prompts:
-        raise InputError("no prompts were given; an empty prompt is an empty list of tokens")
-    for number, prompt in enumerate(prompts):
-        for name, token in (("<mask>", config.mask_token_id), ("<pad>", config.pad_token_id)):
-            if token in prompt:
-                raise InputError(
-                    f"prompt {number} holds the {name} id {token} at token {prompt.index(token)}; leave it out"
-                )
-        if prompt and not 0 <= min(prompt) <= max(prompt) < config.vocab_size:
-            wrong = next(token for token in prompt if not 0 <= token < config.vocab_size)
-            raise InputError(f"prompt {number} holds token id {wrong}, outside the vocabulary of {config.vocab_size}")
-
-
-def _limits(prompts: list[list[int]], *, max_new_tokens: int, max_length: int | None) -> list[int]:
-    """New tokens allowed for each prompt."""
-    if max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-    if max_length is None:
-        return [max_new_tokens] * len(prompts)
-    longest = max(map(len, prompts))
-    if longest >= max_length:
-        raise InputError(f"max_length {max_length} leaves no room behind a prompt of {longest} tokens; raise it")
-    return [min(max_new_tokens, max_length - len(prompt)) for prompt in prompts]
-
-
-def _check_memory(model: Denoiser, *, prompts: int, samples: int, length: int) -> None:
-    """InputError if the states of prefill and of its forks cannot be held at once."""
-    if samples < 1:
-        raise InputError(f"samples_per_prompt is {samples}; it must be at least 1")
-    weight = model.embed.weight
-    batch = prompts * (1 if samples == 1 else samples + 1)
-    needed = state_bytes(model.config, batch=batch, length=length, itemsize=weight.element_size())
-    free = available_bytes(weight.device)
-    if free is not None and needed > free:
-        raise InputError(
-            f"a state of {length} tokens for {batch} rows needs {needed / 2**30:.1f} GiB, but "
-            f"{free / 2**30:.1f} GiB are free on {weight.device}; use a shorter text or fewer rows"
-        )
-
-
-def available_bytes(device: torch.device) -> int | None:
-    """Bytes that can still be allocated on `device`, or None where the system does not say."""
-    if device.type == "cuda":
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + held
-    if device.type != "cpu":
-        return None
-    try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":", 1) for line in file)
-    except OSError:  # not Linux
-        return None
-    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def _now(model: Denoiser) -> float:

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from support import PATTERNS, generator, tiny_config, tiny_model
 from torch import Tensor, nn
 
-import mezzotint.models.decode as decode
+import mezzotint.models.request as request_checks
 from mezzotint.models.config import ModelConfig
 from mezzotint.models.decode import generate
 from mezzotint.models.errors import InputError
@@ -278,10 +278,10 @@ def test_a_state_beyond_memory_is_refused_before_anything_is_allocated(monkeypat
         generate(model, [[5]], max_new_tokens=10**13, generator=generator())
     # a bound that falls just short, to see that the sum is the state's own
     free = model.start(2, 12).nbytes
-    monkeypatch.setattr(decode, "available_bytes", lambda device: free)
+    monkeypatch.setattr(request_checks, "available_bytes", lambda device: free)
     fits = generate(model, [[5], [6]], max_new_tokens=15, reveal=TopK(steps=4), sampler=GREEDY, generator=generator())
     assert fits.nfe == 3 + 3 * 4
-    monkeypatch.setattr(decode, "available_bytes", lambda device: free - 1)
+    monkeypatch.setattr(request_checks, "available_bytes", lambda device: free - 1)
     with pytest.raises(InputError, match="a state of 12 tokens for 2 rows"):
         generate(model, [[5], [6]], max_new_tokens=15, generator=generator())
     assert started.commit == 0
