@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from support import tiny_config, tiny_model
 
 from mezzotint.models.schedule import Schedule
 from mezzotint.training.noise import NoiseSource
 from mezzotint.training.objective import Objective, supervised_tokens
-from support import tiny_config, tiny_model
 
 G = 3
 COPIES, STEPS = 150, 50  # rows of each kind in a step, and steps

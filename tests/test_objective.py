@@ -1,12 +1,12 @@
-"""The loss is a sum over blocks that does not care how rows, frontiers and logits are cut up, nor about anything unseen."""
+"""The loss is a sum over blocks; how rows, frontiers and logits are cut up, and what is unseen, does not matter."""
 
 import pytest
 import torch
+from support import assert_close, assert_same_gradients, documents_of, generator, ordinary, tiny_config, tiny_model
 
 from mezzotint.models.schedule import Schedule
 from mezzotint.training.noise import Noise, NoiseSource
 from mezzotint.training.objective import Objective, ObjectiveConfig, paint, supervised_tokens
-from support import assert_close, assert_same_gradients, documents_of, generator, ordinary, tiny_config, tiny_model
 
 G, BLOCKS, ROWS = 4, 5, 6
 
@@ -55,7 +55,7 @@ def test_sum_and_gradients_do_not_depend_on_micro_batches(slots):
 
 
 def test_one_k_and_all_frontiers_give_the_same_loss_of_a_block():
-    objective, tokens, documents, blocks = setup()
+    objective, tokens, documents, _ = setup()
     everything = draw(torch.full((ROWS,), BLOCKS), BLOCKS)
     tokens = tokens.masked_fill(tokens == objective.model.config.pad_token_id, 5)
     documents = documents.clamp(min=0)
@@ -105,7 +105,6 @@ def test_chunks_of_the_cross_entropy_change_neither_loss_nor_gradients_and_bound
 def test_padding_blocks_and_padding_rows_change_nothing():
     objective, tokens, documents, blocks = setup()
     noise = draw(blocks, BLOCKS)
-    loss, _ = objective(tokens, documents, noise)
     part = torch.tensor([5])  # one valid block: the row without its padding is G tokens long
     short = Noise(*(x[part][:, :1] if x.dim() > 1 else x[part] for x in vars(noise).values()))
     alone, _ = objective(tokens[part, :G], documents[part, :G], short)

@@ -1,4 +1,4 @@
-"""From a recipe to the parts of a run that exist before any training: data, tokenizer, model configuration, noise, model."""
+"""From a recipe to what exists before any training: data, tokenizer, model configuration, noise, model."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def build_model(plan: Plan) -> Denoiser:
             theirs = weights[name].shape if name in weights else None
             if shapes.get(name) != theirs:
                 raise InputError(
-                    f"init_from {folder}: {name} is {_shape(theirs)} there and {_shape(shapes.get(name))} in this recipe"
+                    f"init_from {folder}: {name} is {_shape(theirs)} there, {_shape(shapes.get(name))} in this recipe"
                 )
         model.load_state_dict(weights)
     return model

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from mezzotint.models.config import ModelConfig
@@ -100,7 +99,7 @@ def newest(run: Path, say: Callable[[str], None]) -> Path | None:
 
 
 def set_aside(run: Path, step: int) -> None:
-    """Rename checkpoints newer than `step` to `*.damaged`: `newest` passed them over, so they must not count as kept ones."""
+    """Rename checkpoints newer than `step` to `*.damaged`: `newest` passed them over, so they are not ones to keep."""
     for folder in _folders(run):
         if int(folder.name.removeprefix("step-")) > step:
             aside = folder.with_name(folder.name + ".damaged")
@@ -111,9 +110,12 @@ def set_aside(run: Path, step: int) -> None:
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint, by size and hash of every file; None if it is whole."""
     try:
-        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files, listed = manifest["files"], manifest["files_sha256"]
     except (OSError, ValueError, KeyError):
         return f"{MANIFEST} is missing or unreadable"
+    if _listing_hash(files) != listed:
+        return f"{MANIFEST} has changed"
     for name, entry in files.items():
         path = folder / name
         if not path.is_file():
@@ -178,7 +180,8 @@ def _seal(folder: Path) -> None:
         entries[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
         _sync(path)
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({"format": FORMAT, "files": entries}, indent=1), encoding="utf-8")
+    content = {"format": FORMAT, "files_sha256": _listing_hash(entries), "files": entries}
+    manifest.write_text(json.dumps(content, indent=1), encoding="utf-8")
     _sync(manifest)
     for inner in (p for p in (folder, *folder.rglob("*")) if p.is_dir()):
         _sync(inner)
@@ -193,7 +196,7 @@ def _point(run: Path, name: str) -> None:
 
 
 def _keep_newest(run: Path, keep: int) -> None:
-    """Remove older checkpoints and what interrupted saves left; a folder loses its manifest first, so it is never half whole."""
+    """Remove older checkpoints and what interrupted saves left; the manifest goes first: no half looks whole."""
     for old in _folders(run)[:-keep]:
         (old / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(old, ignore_errors=True)
@@ -205,6 +208,10 @@ def _folders(run: Path) -> list[Path]:
     """Checkpoint folders under their final names, oldest first."""
     found = [p for p in (run / "checkpoints").glob("step-*") if p.name.removeprefix("step-").isdigit()]
     return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
+
+
+def _listing_hash(entries: dict) -> str:
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

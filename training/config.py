@@ -1,4 +1,4 @@
-"""The whole configuration of a training run: typed sections, recipes with overrides, and the hash of what arms share."""
+"""The configuration of a training run: typed sections, recipes with overrides, and the hash of what arms share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ModelSection:
     """Which denoiser: a preset, the backbone that tells matched arms apart, and single fields of ModelConfig.
 
     In a recipe the fields stand beside `preset`; vocabulary size and special ids come from the data's tokenizer.
-    block: tokens of a block, or 'row' for blocks as long as the row (bidirectional, attention only); null: the preset's.
+    block: tokens of a block, 'row' for as long as the row (bidirectional, attention only), null for the preset's.
     """
 
     preset: str | None = None  # null only with init_from

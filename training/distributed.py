@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -46,41 +45,34 @@ class Ranks:
             print(sentence, flush=True)
 
 
-@contextmanager
-def joined() -> Iterator[Ranks]:
-    """Join the process group that the launcher's environment describes, or a group of one on a free port; leave at the end.
+def join() -> Ranks:
+    """Join the process group of the launcher's environment, or a group of one on a free port, until the process ends.
 
-    DeepSpeed finds the group made and builds no C++ extension for it. Raises InputError when a launcher set only some of
-    the rendezvous variables.
+    A process joins once, and later calls find the same group: DeepSpeed keeps a hold of it, and builds no C++ extension
+    for a group that it finds made. Raises InputError when a launcher set only some of the rendezvous variables.
     """
+    if not dist.is_initialized():
+        _complete_environment()
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=30))
+        atexit.register(dist.destroy_process_group)
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return Ranks(dist.get_rank(), dist.get_world_size(), device)
+
+
+def _complete_environment() -> None:
+    """Leave a launcher's variables alone; set those of a group of one where there is no launcher."""
     given = [name for name in VARIABLES if name in os.environ]
-    launched = "RANK" in given or "WORLD_SIZE" in given
-    if launched and len(given) < len(VARIABLES):
+    if "RANK" not in given and "WORLD_SIZE" not in given:
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+        os.environ.update(alone | {"MASTER_PORT": str(_free_port())})
+    elif len(given) < len(VARIABLES):
         missing = ", ".join(name for name in VARIABLES if name not in given)
         raise InputError(
             f"the launcher set {', '.join(given)} but not {missing}: start with torchrun or deepspeed, or unset them"
         )
-    if not launched:
-        alone = {
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            "LOCAL_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
-        }
-        os.environ.update(alone)
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=30))
-    try:
-        yield Ranks(dist.get_rank(), dist.get_world_size(), device)
-    finally:
-        dist.destroy_process_group()
-        if not launched:
-            for name in alone:
-                del os.environ[name]
 
 
 def _free_port() -> int:

@@ -16,15 +16,15 @@ def dry_run(config: TrainConfig) -> str:
     config = plan.config
     row = config.data.row_length
     tokens = config.rows_per_step * row
-    forward_backward = flops_per_token(plan)
+    cost = flops_per_token(plan)
     lines = [
         dump(config),
         f"arms hash                {plan.arms_hash}",
         f"parameters               {parameter_count(plan.model):,}",
-        f"FLOPs per unique token   {forward_backward:,.0f} (forward and backward, cut rows, {plan.noise.slots} frontier(s) a row)",
+        f"FLOPs per unique token   {cost:,.0f} (forward and backward, cut rows, {plan.noise.slots} frontier(s) a row)",
         f"tokens per step          {tokens:,} ({config.rows_per_step} rows of {row})",
         f"supervised per step      {config.rows_per_step * plan.noise.slots * plan.model.block_length:,}",
-        f"steps, tokens, FLOPs     {config.steps:,}, {config.steps * tokens:,}, {config.steps * tokens * forward_backward:.2e}",
+        f"steps, tokens, FLOPs     {config.steps:,}, {config.steps * tokens:,}, {config.steps * tokens * cost:.2e}",
     ]
     return "\n".join(lines)
 

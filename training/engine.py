@@ -18,6 +18,7 @@ from mezzotint.training.distributed import Ranks
 from mezzotint.training.noise import Noise
 from mezzotint.training.objective import BlockSums, Objective
 
+MAX_BUCKET = 500_000_000  # elements of DeepSpeed's communication buffers, which it allocates whole
 PRECISIONS = ("float32", "autocast")
 
 
@@ -33,7 +34,7 @@ class EngineConfig:
             raise InputError(f"engine.precision is {self.precision!r}; use one of {', '.join(PRECISIONS)}")
         if self.zero_stage not in (0, 1, 2):
             raise InputError(
-                f"engine.zero_stage is {self.zero_stage}; use 0, 1 or 2: 3 splits the weights, which EMA and export read whole"
+                f"engine.zero_stage is {self.zero_stage}; use 0, 1 or 2 (3 splits the weights that EMA and export read)"
             )
         if self.zero_stage == 2 and self.precision == "autocast":
             raise InputError("engine.zero_stage 2 does not work with precision 'autocast' in DeepSpeed: use stage 1")
@@ -73,13 +74,20 @@ class Engine:
         deepspeed = _import_deepspeed()
         self.ranks = ranks
         self.stage = config.zero_stage
+        bucket = min(MAX_BUCKET, sum(p.numel() for p in objective.parameters()))
         settings = {
             "train_micro_batch_size_per_gpu": micro_rows,
             "gradient_accumulation_steps": accumulation,
             "gradient_clipping": clip,
             "steps_per_print": 10**9,
             "zero_allow_untested_optimizer": True,
-            "zero_optimization": {"stage": config.zero_stage, "overlap_comm": False, "contiguous_gradients": True},
+            "zero_optimization": {
+                "stage": config.zero_stage,
+                "overlap_comm": False,
+                "contiguous_gradients": True,
+                "reduce_bucket_size": bucket,
+                "allgather_bucket_size": bucket,
+            },
             # an empty list: gradients of linear layers are summed over ranks in float32 too, not in bfloat16
             "torch_autocast": {
                 "enabled": config.precision == "autocast",
@@ -97,7 +105,7 @@ class Engine:
         return self._engine.module
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], count: float) -> tuple[float, list[BlockSums]]:
-        """Gradients of (sum of losses / count); count: tokens of the global batch. Returns this rank's loss sum and block sums."""
+        """Gradients of (sum of losses / count), count being the tokens of the global batch; this rank's sums."""
         total, details = torch.zeros((), dtype=torch.float64, device=self.ranks.device), []
         for place, micro in enumerate(micro_batches):
             loss, sums = self._engine(micro.tokens, micro.documents, micro.noise)
@@ -126,12 +134,12 @@ class Engine:
         return norm
 
     def _plain_gradient_norm(self) -> float:
-        """Without ZeRO the gradients lie whole, summed over ranks, on every parameter; DeepSpeed does not keep their norm."""
+        """Without ZeRO the gradients lie whole on every parameter, and DeepSpeed does not keep their norm."""
         gradients = [p.grad for p in self.objective.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
 
     def save(self, folder: Path) -> None:
-        """Write optimizer, weights and counters into `folder`; collective. Not crash-safe: checkpoint.py sees to that."""
+        """Write optimizer, weights and counters into `folder`; collective. checkpoint.py makes it crash-safe."""
         # the universal format (another number of ranks) needs this mark at save time
         mark = {"universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
         self._engine.save_checkpoint(str(folder), tag="engine", client_state=mark, save_latest=False)
@@ -154,12 +162,15 @@ def precision(config: EngineConfig, device: torch.device) -> Iterator[None]:
 
 
 def _import_deepspeed():
-    """DeepSpeed, quiet, with nothing to compile: its shared-memory communication would be built with a C++ compiler."""
+    """DeepSpeed, quiet, with nothing to compile.
+
+    Its shared-memory communication would be built with a C++ compiler; the table says it cannot be. Replacing the
+    table, not editing it, also spares the probing of every extension, which runs the compiler and prints what it lacks.
+    """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
-    from deepspeed.ops import __compatible_ops__
 
-    __compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     return deepspeed

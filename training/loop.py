@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from mezzotint.data.loader import Batch
 from mezzotint.training import checkpoint
 from mezzotint.training.build import make_plan
 from mezzotint.training.config import TrainConfig, dump
-from mezzotint.training.distributed import joined
+from mezzotint.training.distributed import join
 from mezzotint.training.engine import MicroBatch, NonFinite
 from mezzotint.training.meter import Meter
 from mezzotint.training.metrics import Work, count_work
@@ -19,7 +21,7 @@ from mezzotint.training.noise import Noise
 from mezzotint.training.objective import supervised_tokens
 from mezzotint.training.optim import learning_rate
 from mezzotint.training.resume import resume
-from mezzotint.training.run import Run, Step, start
+from mezzotint.training.run import Run, Step, start, write_recipe
 from mezzotint.training.stop import StopSignal
 
 DONE, STOPPED, DIVERGED = 0, 85, 86  # exit codes
@@ -27,43 +29,50 @@ DONE, STOPPED, DIVERGED = 0, 85, 86  # exit codes
 
 def train(config: TrainConfig) -> int:
     """Train or go on training; returns the exit code. Raises InputError for what the user can mend."""
-    with joined() as ranks, StopSignal() as stop:
+    ranks = join()
+    with StopSignal() as stop:
         run = start(make_plan(config), ranks, stop)
-        config = run.plan.config
-        first = resume(run.plan, engine=run.engine, ema=run.ema, ranks=ranks)
-        if first >= config.steps:
-            ranks.say(f"{config.run} has its {config.steps} steps: nothing to do")
-            run.engine.close()
-            return DONE
-        meter = Meter(run, first)
-        share = config.rows_per_step // ranks.world
-        batches = run.plan.loader.iterate(first, config.rows_per_step, ranks.rank * share, share)
-        code = DONE
-        for index in range(first, config.steps):
-            step = index + 1  # steps done after this one
-            last = step == config.steps
-            try:
-                result = take_step(run, index, next(batches))
-            except NonFinite as error:
-                ranks.say(f"step {step}: {error}; stopped before the update, the newest checkpoint is in {config.run}")
-                code = DIVERGED
-                break
-            meter.add(result)
-            if step % config.log.every == 0 or last:
-                meter.log(step, result)
-            if run.plan.held_out is not None and (step % config.validation.every == 0 or last):
-                meter.validate(step)
-            if step % config.checkpoint.every == 0 or last or result.stop:
-                save(run, step)
-            if result.stop and not last:
-                ranks.say(f"asked to stop: saved step {step}; the same command goes on from there")
-                code = STOPPED
-                break
-        batches.close()
-        meter.close()
-        ranks.barrier()
-        run.engine.close()
-        return code
+        with closing(run.engine):
+            first = resume(run)
+            write_recipe(run)
+            if first >= run.plan.config.steps:
+                ranks.say(f"{config.run} has its {config.steps} steps: nothing to do")
+                return DONE
+            with closing(Meter(run, first)) as meter, closing(batches(run, first)) as rows:
+                code = train_from(run, first, meter, rows)
+            ranks.barrier()  # nobody leaves while another still needs the group
+            return code
+
+
+def train_from(run: Run, first: int, meter: Meter, rows: Iterator[Batch]) -> int:
+    """Steps `first` to the last; each ends with four plain calls: log, validate, save, stop."""
+    config, say = run.plan.config, run.ranks.say
+    for index in range(first, config.steps):
+        step = index + 1  # steps done after this one
+        last = step == config.steps
+        try:
+            result = take_step(run, index, next(rows))
+        except NonFinite as error:
+            say(f"step {step}: {error}; stopped before the update; go on from the newest checkpoint in {config.run}")
+            return DIVERGED
+        meter.add(result)
+        if step % config.log.every == 0 or last:
+            meter.log(step, result)
+        if run.plan.held_out is not None and (step % config.validation.every == 0 or last):
+            meter.validate(step)
+        if step % config.checkpoint.every == 0 or last or result.stop:
+            save(run, step)
+        if result.stop and not last:
+            say(f"asked to stop: saved step {step}; the same command goes on from there")
+            return STOPPED
+    return DONE
+
+
+def batches(run: Run, first: int) -> Iterator[Batch]:
+    """This rank's rows of step `first` and all later ones: a run of neighbours, by its place among the ranks."""
+    rows = run.plan.config.rows_per_step
+    share = rows // run.ranks.world
+    return run.plan.loader.iterate(first, rows, run.ranks.rank * share, share)
 
 
 def take_step(run: Run, index: int, batch: Batch) -> Step:
@@ -91,7 +100,7 @@ def take_step(run: Run, index: int, batch: Batch) -> Step:
 
 
 def cut(batch: Batch, noise: Noise, micro_rows: int, device: torch.device) -> list[MicroBatch]:
-    """Micro-batches of rows whose largest frontiers are close, so that cutting there wastes little; sums do not care."""
+    """Micro-batches of rows with similar largest frontiers, so that cutting there wastes little; sums do not care."""
     order = noise.frontiers[:, -1].argsort(stable=True)
 
     def part(rows: Tensor) -> MicroBatch:

@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: a JSONL file without gaps or repeats, TensorBoard, and a line with the time left."""
+"""What a run writes down as it goes: JSONL without gaps or repeats, TensorBoard, and a line with the time left."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Work:
 
 
 def count_work(config: ModelConfig, noise: Noise, *, row_length: int, masked: int) -> Work:
-    """Work of one forward and backward pass over a micro-batch, cut at its largest frontier; document borders not counted."""
+    """Work of a forward and backward pass over a micro-batch cut at its largest frontier; ignores document borders."""
     rows, size = len(noise.frontiers), config.block_length
     clean_blocks = int(noise.frontiers.max())
     used = noise.valid.sum(dim=1).tolist()
@@ -65,7 +65,7 @@ def count_work(config: ModelConfig, noise: Noise, *, row_length: int, masked: in
 
 
 def device_peak(config: LogConfig, device: torch.device, *, autocast: bool) -> float:
-    """FLOP/s of one device: from the recipe, a data sheet, or half a second of matrix products in the run's precision."""
+    """FLOP/s of one device: from the recipe, a data sheet, or half a second of matrix products."""
     if config.peak_tflops is not None:
         return config.peak_tflops * 1e12
     if device.type == "cuda":
@@ -90,7 +90,7 @@ class Log:
         self.path = folder / "metrics.jsonl"
         kept = _truncate(self.path, first_step) if self.path.exists() else []
         self.seconds_before = kept[-1]["seconds"] if kept else 0.0  # training time of earlier starts
-        self._file: IO[str] = open(self.path, "a", encoding="utf-8")
+        self._file: IO[str] = self.path.open("a", encoding="utf-8")
         self._board = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter

@@ -1,4 +1,4 @@
-"""Random draws of the objective: frontiers, noise levels and masks, keyed by (seed, step, row, purpose) and by nothing else."""
+"""Random draws of the objective: frontiers, noise levels and masks, keyed by (seed, step, row, purpose) alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Purpose(IntEnum):
 
 
 def generator(*, seed: int, step: int, row: int, purpose: Purpose) -> np.random.Generator:
-    """An independent stream for each key: Philox with key (seed, purpose) and counter words (row, step), 2^64 draws long."""
+    """An independent stream for each key: Philox keyed by (seed, purpose), counting up from (row, step)."""
     return np.random.Generator(np.random.Philox(key=[seed, int(purpose)], counter=[0, row, step, 0]))
 
 
@@ -33,7 +33,7 @@ def generator(*, seed: int, step: int, row: int, purpose: Purpose) -> np.random.
 class Noise:
     """Draws for B rows with K frontier slots each, blocks of G tokens, on the CPU.
 
-    A row with fewer valid blocks than slots has invalid slots at its end; they repeat a valid frontier (0 if there is none).
+    A row with fewer valid blocks than slots has invalid slots at its end; they repeat a valid frontier (0 if none is).
     """
 
     frontiers: Tensor  # (B, K) int64, ascending within a row
@@ -69,15 +69,15 @@ class NoiseSource:
     def __post_init__(self) -> None:
         if not 1 <= self.slots <= self.row_blocks:
             raise InputError(
-                f"objective.frontiers asks for {self.slots} frontiers, but a row holds {self.row_blocks} blocks: use 1 to "
+                f"objective.frontiers asks for {self.slots} frontiers, but a row holds {self.row_blocks} blocks: 1 to "
                 f"{self.row_blocks}, 'one' or 'all'"
             )
 
     def draw(self, *, step: int, first_row: int, blocks: Tensor) -> Noise:
         """Draws for rows first_row .. of the global batch of `step`; blocks (B,): valid blocks of each.
 
-        The noise level of (row r, slot s) is `(p[r*K+s] + u) / (rows*K)` with p one permutation of the step: the levels of
-        a step are spread evenly over (0, 1), and no level is a function of its place.
+        The noise level of (row r, slot s) is `(p[r*K+s] + u) / (rows*K)` with p one permutation of the step: the levels
+        of a step are spread evenly over (0, 1), and no level is a function of its place.
         """
         counts = blocks.tolist()
         rows, slots = len(counts), self.slots

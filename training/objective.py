@@ -61,7 +61,7 @@ class BlockSums:
 
 
 def paint(tokens: Tensor, documents: Tensor, noise: Noise, schedule: Schedule, block_length: int) -> Canvas:
-    """Cut out each frontier's block of `tokens` (B, T) and choose its masked tokens; `documents` (B, T) is -1 at pad."""
+    """Cut each frontier's block out of `tokens` (B, T) and choose masked tokens; `documents` (B, T) is -1 at pad."""
     batch, length = tokens.shape
     used = max(1, int(noise.valid.sum(dim=1).max()))  # later slots are invalid in every row
     frontiers = noise.frontiers[:, :used]
@@ -90,8 +90,8 @@ class Objective(nn.Module):
     def forward(self, tokens: Tensor, documents: Tensor, noise: Noise) -> tuple[Tensor, BlockSums]:
         """Sum over supervised tokens of (n/k) * weight(t) * cross-entropy, and the sums of each block.
 
-        tokens and documents (B, T) on the model's device; noise on the CPU. The sum is an unbiased estimate of the bound
-        of all valid blocks of these rows; divide it by their number of tokens (`supervised_tokens`), once, globally.
+        tokens and documents (B, T) on the model's device; noise on the CPU. The sum is an unbiased estimate of the
+        bound of all valid blocks of these rows; divide it by their tokens (`supervised_tokens`), once, globally.
         """
         config = self.model.config
         canvas = paint(tokens, documents, noise, self.schedule, config.block_length)

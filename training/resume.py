@@ -7,33 +7,31 @@ from pathlib import Path
 from mezzotint.models.errors import InputError
 from mezzotint.training import checkpoint, strict
 from mezzotint.training.build import Plan
-from mezzotint.training.distributed import Ranks
-from mezzotint.training.ema import Ema
-from mezzotint.training.engine import Engine
+from mezzotint.training.run import Run
 
 # the first keys of a recipe that may differ from the checkpoint's; `data` is held against its hash instead
 MAY_CHANGE = ("run", "steps", "micro_rows", "checkpoint", "log", "validation", "data")
 
 
-def resume(plan: Plan, *, engine: Engine, ema: Ema | None, ranks: Ranks) -> int:
+def resume(run: Run) -> int:
     """Load what the run folder holds and return the number of steps done; 0, said aloud, when it holds nothing.
 
     Raises InputError for a checkpoint of another recipe, other data, another number of ranks, or when all are damaged.
     """
-    run = Path(plan.config.run)
-    folder = checkpoint.newest(run, ranks.say)
+    ranks, plan = run.ranks, run.plan
+    folder = checkpoint.newest(run.folder, ranks.say)
     if folder is None:
-        ranks.say(f"no checkpoint in {run}: starting at step 0")
+        ranks.say(f"no checkpoint in {run.folder}: starting at step 0")
         return 0
     state = checkpoint.read_state(folder)
     require_same(plan, state, world=ranks.world, folder=folder)
     ranks.barrier()  # nobody renames while another rank still looks
     if ranks.main:
-        checkpoint.set_aside(run, state.step)
-    engine.load(folder)
-    if ema is not None:
-        ema.load(checkpoint.load_ema(folder), state.ema_updates)
-    ranks.say(f"resuming {run} at step {state.step} from {folder.name}")
+        checkpoint.set_aside(run.folder, state.step)
+    run.engine.load(folder)
+    if run.ema is not None:
+        run.ema.load(checkpoint.load_ema(folder), state.ema_updates)
+    ranks.say(f"resuming {run.folder} at step {state.step} from {folder.name}")
     return state.step
 
 

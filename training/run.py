@@ -45,8 +45,17 @@ class Run:
         return Path(self.plan.config.run)
 
 
+def write_recipe(run: Run) -> None:
+    """The resolved recipe into the run folder, once it is known to belong there; main rank."""
+    if run.ranks.main:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        beside = run.folder / "config.yaml.tmp"
+        beside.write_text(dump(run.plan.config), encoding="utf-8")
+        os.replace(beside, run.folder / "config.yaml")
+
+
 def start(plan: Plan, ranks: Ranks, stop: StopSignal) -> Run:
-    """Build model, optimizer and engine; write the resolved recipe; say what is about to happen."""
+    """Build model, optimizer and engine, and say what is about to happen."""
     config = plan.config
     accumulation = config.accumulation(ranks.world)
     model = build_model(plan).to(ranks.device)
@@ -61,12 +70,6 @@ def start(plan: Plan, ranks: Ranks, stop: StopSignal) -> Run:
         accumulation=accumulation,
         ranks=ranks,
     )
-    if ranks.main:
-        folder = Path(config.run)
-        folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / "config.yaml.tmp"
-        beside.write_text(dump(config), encoding="utf-8")
-        os.replace(beside, folder / "config.yaml")
     ranks.say(f"{config.run}: {describe(plan.model)}, {ranks.world} rank(s), accumulation {accumulation}")
     ranks.say(f"arms {plan.arms_hash} (matched arms print the same)")
     return Run(plan=plan, ranks=ranks, engine=engine, ema=ema, stop=stop)

@@ -88,7 +88,7 @@ def _scalar_union(value: Any, hint: Any) -> Any:
     kinds = typing.get_args(hint)
     if type(value) in kinds:
         return value
-    raise InputError(f"{value!r} is none of {', '.join(_NAMES[kind] if kind in _NAMES else 'null' for kind in kinds)}")
+    raise InputError(f"{value!r} is none of {', '.join(_NAMES.get(kind, 'null') for kind in kinds)}")
 
 
 def _is_scalar_union(hint: Any) -> bool:

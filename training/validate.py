@@ -83,11 +83,11 @@ def load_held_out(config: ValidationConfig, *, data: DataConfig, block_length: i
 
 @torch.no_grad()
 def bound(objective: Objective, held_out: HeldOut, *, config: ValidationConfig, micro_rows: int, ranks: Ranks) -> Bound:
-    """The bound of the model inside `objective`, whatever schedule it is trained with: all frontiers, linear noise; collective.
+    """The bound of the model inside `objective`, whatever it is trained with: all frontiers, linear noise; collective.
 
-    The noise is fixed by (validation seed, draw, row), so two bounds differ by their models alone. Levels are stratified
-    over all rows and blocks of a draw. The standard error is over rows, by linearising the ratio of sums: it holds the
-    spread of rows and of noise together (stratification makes it a little too large).
+    The noise is fixed by (validation seed, draw, row), so two bounds differ by their models alone. Levels are
+    stratified over all rows and blocks of a draw. The standard error is over rows, by linearising the
+    ratio of sums: it holds the spread of rows and of noise together (stratification makes it a little too large).
     """
     size = objective.model.config.block_length
     judge = Objective(objective.model, Schedule(), loss_chunk=objective.loss_chunk)

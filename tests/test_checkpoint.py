@@ -1,0 +1,212 @@
+"""Whatever stops a run, at whatever moment, the next start goes on from the newest complete checkpoint, to the bit."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from training_support import command, corpus, curve, environment, recipe, recipe_file, records, run_command
+
+from mezzotint.models.errors import InputError
+from mezzotint.training import checkpoint, meter
+from mezzotint.training.checkpoint import damage, load_weights, newest
+from mezzotint.training.loop import STOPPED, train
+
+
+def options() -> dict:
+    """Made on demand: the corpus is prepared at the first test that trains, not when tests are collected."""
+    return {
+        "ema_decay": 0.9,
+        "checkpoint": {"every": 5, "keep": 2},
+        "validation": {"folder": str(corpus() / "heldout"), "every": 7, "rows": 6},
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert train(recipe(folder, **options())) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    """A copy of its folder, to be damaged."""
+    return shutil.copytree(whole, tmp_path / "copy")
+
+
+def assert_same_run(run, whole):
+    assert curve(run) == curve(whole)
+    strip = [[{k: v for k, v in r.items() if k != "seconds"} for r in records(x, "validation")] for x in (run, whole)]
+    assert strip[0] == strip[1]
+    for ema in (False, True):
+        (config, mine), (other, expected) = load_weights(run, ema=ema), load_weights(whole, ema=ema)
+        assert config == other and mine.keys() == expected.keys()
+        assert all(torch.equal(mine[name], expected[name]) for name in expected)
+
+
+def test_kill_and_resume_equals_the_uninterrupted_run_to_the_bit(whole, tmp_path):
+    path = recipe_file(tmp_path, **options())
+    log = tmp_path / "run" / "metrics.jsonl"
+    process = subprocess.Popen(command(str(path)), env=environment(tmp_path), stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while time.monotonic() < until and (not log.exists() or log.read_text().count('"train"') < 12):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    done = run_command(tmp_path, command(str(path)))
+    assert done.returncode == 0, done.stderr
+    assert "resuming" in done.stdout and "Traceback" not in done.stderr
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_signals_save_the_step_and_exit_with_85_and_every_resume_goes_on(whole, tmp_path, monkeypatch):
+    log = meter.Meter.log
+    asked = []
+
+    def ask(self, step, result):
+        log(self, step, result)
+        if step in (3, 10, 14) and step not in asked:
+            asked.append(step)
+            signal.raise_signal(signal.SIGTERM if step != 10 else signal.SIGINT)
+
+    monkeypatch.setattr(meter.Meter, "log", ask)
+    codes = [train(recipe(tmp_path, **options())) for _ in range(4)]
+    assert codes == [STOPPED, STOPPED, STOPPED, 0]
+    assert_same_run(tmp_path / "run", whole)
+    assert train(recipe(tmp_path, **options())) == 0  # finished: a further start does nothing
+    assert_same_run(tmp_path / "run", whole)
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["engine", "_save_tensors", "_seal", "_sync", "_point", "_keep_newest", "replace-folder", "replace-pointer"],
+)
+def test_a_crash_inside_a_save_leaves_the_checkpoint_before_or_the_new_one(whole, tmp_path, monkeypatch, point):
+    calls = []
+
+    def crash(*arguments, **options):
+        calls.append(point)
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        assert train(recipe(tmp_path, **options())) == 0
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-20")  # as if the last save had not begun
+        if point == "engine":
+            patch.setattr("mezzotint.training.engine.Engine.save", crash)
+        elif point == "replace-folder":
+            patch.setattr(
+                checkpoint.os, "replace", crash_on(os.replace, lambda target: target.name == "step-20", crash)
+            )
+        elif point == "replace-pointer":
+            patch.setattr(checkpoint.os, "replace", crash_on(os.replace, lambda target: target.name == "latest", crash))
+        else:
+            patch.setattr(checkpoint, point, crash)
+        with pytest.raises(Crash):
+            train(recipe(tmp_path, **options()))
+    assert calls
+    found = newest(tmp_path / "run", pytest.fail)
+    assert found.name in ("step-15", "step-20") and damage(found) is None
+    assert train(recipe(tmp_path, **options())) == 0
+    assert_same_run(tmp_path / "run", whole)
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.tmp")) or found.name == "step-20"
+
+
+def crash_on(replace, when, crash):
+    return lambda source, target: crash() if when(target) else replace(source, target)
+
+
+def files_of(folder) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def test_every_damage_to_every_file_is_found_by_name(copy):
+    folder = copy / "checkpoints" / "step-20"
+    assert damage(folder) is None
+    for name in files_of(folder):
+        path = folder / name
+        good = path.read_bytes()
+        flipped = bytearray(good)
+        flipped[len(good) // 2] ^= 1
+        for bad in (good[:-1], b"", bytes(flipped), None):
+            path.unlink() if bad is None else path.write_bytes(bad)
+            fault = damage(folder)
+            assert fault is not None and name in fault
+            path.write_bytes(good)
+    assert damage(folder) is None
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(whole, copy, capsys):
+    path = copy / "checkpoints" / "step-20" / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+    config = recipe(copy.parent, f"run={copy}", **options())
+    assert train(config) == 0
+    printed = capsys.readouterr().out
+    assert "step-20 is damaged (weights.safetensors has" in printed and f"resuming {copy} at step 15" in printed
+    assert_same_run(copy, whole)
+    assert (copy / "checkpoints" / "step-20.damaged").is_dir()
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_never_starts_over(copy):
+    before = (copy / "metrics.jsonl").read_bytes()
+    for folder in (copy / "checkpoints").iterdir():
+        (folder / "manifest.json").unlink()
+    with pytest.raises(InputError, match="none is complete"):
+        train(recipe(copy.parent, f"run={copy}", **options()))
+    shutil.rmtree(copy / "checkpoints")
+    with pytest.raises(InputError, match="none is complete"):  # `latest` still says there was one
+        train(recipe(copy.parent, f"run={copy}", **options()))
+    assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("optim.lr=0.5", ["optim.lr 0.003", "has 0.5"]),
+        ("seed=9", ["seed 1", "has 9"]),
+        ("model.d_ff=64", ["model.d_ff 32", "has 64"]),
+        ("objective.frontiers=one", ["objective.frontiers all", "has one"]),
+        ("engine.zero_stage=0", ["engine.zero_stage 1", "has 0"]),
+        ("data.seed=4", ["data and its order"]),
+    ],
+)
+def test_another_recipe_or_data_is_refused_with_both_values_and_nothing_written(copy, override, words):
+    before = {name: (copy / name).stat().st_mtime_ns for name in files_of(copy)}
+    with pytest.raises(InputError) as error:
+        train(recipe(copy.parent, f"run={copy}", override, **options()))
+    assert all(word in str(error.value) for word in words), error.value
+    assert {name: (copy / name).stat().st_mtime_ns for name in files_of(copy)} == before
+
+
+def test_a_longer_run_goes_on_from_a_finished_one(copy):
+    assert train(recipe(copy.parent, f"run={copy}", "steps=23", **options())) == 0
+    assert [r["step"] for r in records(copy)] == list(range(1, 24))
+
+
+def test_a_newer_format_is_refused(copy):
+    path = copy / "checkpoints" / "step-20" / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    with pytest.raises(InputError, match="format 99"):
+        checkpoint.read_state(path.parent)
+
+
+def test_only_the_newest_are_kept_and_the_pointer_names_the_last(whole):
+    assert sorted(p.name for p in (whole / "checkpoints").iterdir()) == ["step-15", "step-20"]
+    assert (whole / "latest").read_text() == "step-20\n"
+
+
+def test_weights_of_a_folder_without_checkpoint_are_refused_in_a_sentence(tmp_path, whole):
+    with pytest.raises(InputError, match="holds no checkpoint"):
+        load_weights(tmp_path, ema=False)
+    assert train(recipe(tmp_path, steps=1)) == 0
+    with pytest.raises(InputError, match="ema_decay 0"):
+        load_weights(tmp_path / "run", ema=True)

@@ -1,0 +1,205 @@
+"""Every shipped recipe loads and resolves; mistakes in one are a sentence that names the key, and exit code 2."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from training_support import command, corpus, recipe, recipe_file, run_command
+
+from mezzotint.models.config import BACKBONES, PRESETS, ModelConfig, parameter_count, preset
+from mezzotint.models.errors import InputError
+from mezzotint.training.build import make_plan
+from mezzotint.training.config import RECIPES, arms_hash, dump, load_recipe
+from mezzotint.training.dry_run import dry_run, flops_per_token
+
+NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def test_there_is_a_recipe_for_every_preset_and_the_demo():
+    assert set(NAMES) >= {*PRESETS, "demo", "3b_reference"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_recipe_loads_and_its_numbers_fit_together(name, backbone, tmp_path):
+    config = load_recipe(name, [f"model.backbone={backbone}"])
+    model = preset(config.model.preset, backbone, **config.model.overrides)
+    block = config.model.block or model.block_length
+    assert config.data.row_length % block == 0
+    assert config.accumulation(1) >= 1
+    assert config.objective.slots(config.data.row_length // block) >= 1
+    path = tmp_path / "resolved.yaml"
+    path.write_text(dump(config))
+    assert load_recipe(str(path)) == config
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_resolves_on_a_small_corpus(name):
+    """With data of our own in place of its own: all that happens before the first step, without the weights."""
+    folder = json.dumps([[str(corpus() / "train"), 1.0]])
+    overrides = [f"data.sources={folder}", f"validation.folder={corpus() / 'heldout'}"]
+    plan = make_plan(load_recipe(name, overrides))
+    assert plan.model.vocab_size == plan.tokenizer.vocab_size
+    assert plan.model.mask_token_id == plan.tokenizer.mask_id
+    assert plan.held_out is not None
+    assert load_recipe_of(plan.config) == plan.config
+
+
+def load_recipe_of(config):
+    from mezzotint.training import strict
+    from mezzotint.training.config import TrainConfig
+
+    return strict.structure(yaml.safe_load(dump(config)), TrainConfig)
+
+
+def test_reference_numbers():
+    for name, frontiers in (("3b", "all"), ("3b_reference", "one")):
+        config = load_recipe(name)
+        assert (config.data.row_length, config.rows_per_step, config.steps) == (1024, 4096, 71_525)
+        assert config.objective.frontiers == frontiers
+
+
+def test_arms_hash_leaves_out_the_backbone_and_nothing_else_that_matters(tmp_path):
+    base = recipe(tmp_path)
+    value = arms_hash(base, "data")
+    for same in (
+        "model.backbone=mamba",
+        "run=elsewhere",
+        "micro_rows=1",
+        "log.every=3",
+        "checkpoint.every=2",
+        "model.pattern=MM",
+    ):
+        assert arms_hash(recipe(tmp_path, same), "data") == value, same
+    for other in (
+        "seed=2",
+        "steps=21",
+        "rows_per_step=8",
+        "optim.lr=1e-3",
+        "ema_decay=0.9",
+        "engine.precision=autocast",
+        "objective.frontiers=one",
+        "objective.schedule=cosine",
+        "model.preset=10m",
+        "model.block=16",
+        "validation.every=7",
+    ):
+        assert arms_hash(recipe(tmp_path, other), "data") != value, other
+    assert arms_hash(base, "other data") != value
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("stps=3", ["'stps'", "'steps'"]),
+        ("optim.lrr=3", ["'optim.lrr'", "'optim.lr'"]),
+        ("model.d_modle=3", ["'model.d_modle'", "'model.d_model'"]),
+        ("data.row_lenght=3", ["'data.row_lenght'", "'data.row_length'"]),
+        ("model.backbone=mambo", ["model.backbone", "'mambo'", "'mamba'"]),
+        ("steps=many", ["steps", "'many'", "integer"]),
+        ("steps=0", ["steps is 0"]),
+        ("seed=true", ["seed", "True"]),
+        ("model.d_ff=1.5", ["d_ff", "1.5"]),
+        ("objective.frontiers=some", ["objective.frontiers", "'some'"]),
+        ("engine.zero_stage=3", ["engine.zero_stage is 3"]),
+        ("engine.precision=bf16", ["engine.precision", "'bf16'"]),
+        ("data.sources.3.1=1", ["'3'", "list of 1"]),
+        ("steps", ["key.path=value"]),
+        ("optim=3", ["optim", "3"]),
+        ("init_from=x", ["init_from"]),
+    ],
+)
+def test_a_mistake_names_its_key(tmp_path, override, words):
+    with pytest.raises(InputError) as error:
+        recipe(tmp_path, override)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_missing_key_an_unknown_recipe_and_broken_yaml(tmp_path):
+    values = yaml.safe_load(recipe_file(tmp_path).read_text())
+    del values["steps"]
+    path = tmp_path / "broken.yaml"
+    path.write_text(yaml.safe_dump(values))
+    with pytest.raises(InputError, match="'steps' is missing"):
+        load_recipe(str(path))
+    with pytest.raises(InputError, match=r"no recipe 'demi'.*demo"):
+        load_recipe("demi")
+    path.write_text("steps: [1\n")
+    with pytest.raises(InputError, match="no valid YAML"):
+        load_recipe(str(path))
+    path.write_text("steps: 1\nsteps: 2\n")
+    with pytest.raises(InputError, match="'steps' is given twice"):
+        load_recipe(str(path))
+
+
+def test_numbers_without_a_point_and_extends(tmp_path):
+    path = tmp_path / "child.yaml"
+    path.write_text("extends: debug\noptim:\n  lr: 1e-4\n")
+    child, parent = load_recipe(str(path)), load_recipe("debug")
+    assert child.optim.lr == 1e-4 and child.optim.warmup_steps == parent.optim.warmup_steps
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data.row_length=33"], ["row_length 33", "block_length 8"]),
+        (["model.vocab_size=20"], ["vocab_size", "20"]),
+        (["model.mask_token_id=7"], ["model.mask_token_id is 7"]),
+        (["objective.frontiers=9"], ["9 frontiers", "4 blocks"]),
+        (["rows_per_step=5"], ["rows_per_step 5", "micro_rows 2"]),
+        (["data.sources=[[missing, 1.0]]"], ["missing"]),
+        (["validation.folder=missing"], ["missing"]),
+    ],
+)
+def test_what_does_not_fit_the_data_is_a_sentence(tmp_path, overrides, words):
+    from mezzotint.data.errors import InputError as DataError
+    from mezzotint.training.loop import train
+
+    with pytest.raises((InputError, DataError)) as error:
+        train(recipe(tmp_path, *overrides))
+    assert all(word in str(error.value) for word in words), error.value
+    assert not (tmp_path / "run").exists()
+
+
+def test_command_ends_with_code_2_and_one_line(tmp_path):
+    for arguments in (["debug", "stps=3"], [str(recipe_file(tmp_path)), "data.row_length=33"]):
+        done = run_command(tmp_path, command(*arguments))
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+def test_help_is_instant_and_names_the_launchers():
+    begun = time.monotonic()
+    done = subprocess.run(command("--help"), capture_output=True, text=True, check=True)
+    assert "torchrun" in done.stdout and "deepspeed" in done.stdout and "--dry-run" in done.stdout
+    imported = subprocess.run(
+        [sys.executable, "-c", "import sys, mezzotint.launch.train; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert imported.stdout == "False\n"
+    assert time.monotonic() - begun < 20
+
+
+def test_dry_run_prints_sizes_and_trains_nothing(tmp_path):
+    text = dry_run(recipe(tmp_path))
+    plan = make_plan(recipe(tmp_path))
+    assert f"{parameter_count(plan.model):,}" in text
+    assert "tokens per step          128 (4 rows of 32)" in text
+    assert "arms hash" in text and "FLOPs per unique token" in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_flops_of_all_frontiers_by_hand(tmp_path):
+    """One attention layer, a row of 4 blocks: 3 clean blocks beside 4 noisy ones, half of the noisy tokens masked."""
+    plan = make_plan(recipe(tmp_path, "model.pattern=A", "model.n_kv_heads=2"))
+    c: ModelConfig = plan.model
+    width, d = c.n_heads * c.head_dim, c.d_model
+    linear = 2 * (4 * d * width + 3 * d * c.d_ff)
+    pairs = ((1 + 2 + 3) + (1 + 2 + 3 + 4)) * 8 * 8
+    forward = 7 * 8 * linear + pairs * 4 * width + 16 * 2 * d * c.vocab_size
+    assert flops_per_token(plan) == pytest.approx(3 * forward / 32)

@@ -1,0 +1,118 @@
+"""Twenty steps on a CPU: the same to the bit when repeated, the same sums when cut up otherwise, a falling loss."""
+
+import math
+
+import pytest
+import torch
+from training_support import corpus, curve, recipe, records
+
+from mezzotint.models.denoiser import Denoiser
+from mezzotint.models.errors import InputError
+from mezzotint.training.build import make_plan
+from mezzotint.training.checkpoint import load_weights
+from mezzotint.training.loop import train
+
+
+def losses(run) -> list[float]:
+    return [record["loss"] for record in records(run)]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The run that others are held against: 20 steps in float32, EMA, validation."""
+    folder = tmp_path_factory.mktemp("plain")
+    config = recipe(folder, ema_decay=0.9, validation={"folder": str(corpus() / "heldout"), "every": 10, "rows": 6})
+    assert train(config) == 0
+    return folder / "run"
+
+
+def test_the_same_recipe_gives_the_same_curve_to_the_bit(plain, tmp_path):
+    assert train(recipe(tmp_path, ema_decay=0.9)) == 0  # validation must not touch training either
+    assert curve(tmp_path / "run") == curve(plain)
+    assert len(curve(plain)) == 20
+
+
+def test_loss_falls_from_the_uniform_one(tmp_path):
+    assert train(recipe(tmp_path, steps=60, rows_per_step=8, micro_rows=8)) == 0
+    values, uniform = losses(tmp_path / "run"), math.log(make_plan(recipe(tmp_path)).model.vocab_size - 2)
+    assert sum(values[:5]) / 5 > 0.8 * uniform
+    assert sum(values[-20:]) / 20 < 0.85 * uniform
+
+
+@pytest.mark.parametrize("micro_rows", [1, 4])
+def test_accumulation_does_not_change_the_losses(plain, tmp_path, micro_rows):
+    assert train(recipe(tmp_path, ema_decay=0.9, micro_rows=micro_rows)) == 0
+    assert [r["rows_hash"] for r in records(tmp_path / "run")] == [r["rows_hash"] for r in records(plain)]
+    torch.testing.assert_close(torch.tensor(losses(tmp_path / "run")), torch.tensor(losses(plain)), rtol=1e-5, atol=0)
+    norms = [[r["gradient_norm"] for r in records(run)] for run in (tmp_path / "run", plain)]
+    torch.testing.assert_close(torch.tensor(norms[0]), torch.tensor(norms[1]), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_zero_stages_agree(plain, tmp_path, stage):
+    assert train(recipe(tmp_path, f"engine.zero_stage={stage}", ema_decay=0.9)) == 0
+    torch.testing.assert_close(torch.tensor(losses(tmp_path / "run")), torch.tensor(losses(plain)), rtol=1e-5, atol=0)
+    norms = [[r["gradient_norm"] for r in records(run)] for run in (tmp_path / "run", plain)]
+    torch.testing.assert_close(torch.tensor(norms[0]), torch.tensor(norms[1]), rtol=1e-4, atol=0)
+
+
+def test_autocast_is_near_float32_and_keeps_float32_weights(plain, tmp_path):
+    assert train(recipe(tmp_path, "engine.precision=autocast", ema_decay=0.9)) == 0
+    torch.testing.assert_close(torch.tensor(losses(tmp_path / "run")), torch.tensor(losses(plain)), rtol=0.02, atol=0)
+    assert losses(tmp_path / "run") != losses(plain)
+    _, weights = load_weights(tmp_path / "run", ema=False)
+    assert {value.dtype for value in weights.values()} == {torch.float32}
+
+
+def test_engine_equals_plain_torch(tmp_path):
+    """Three steps by hand: loss over the global count, clip, AdamW; no engine, no accumulation, no cutting."""
+    from mezzotint.training.noise import Noise
+    from mezzotint.training.objective import Objective, supervised_tokens
+    from mezzotint.training.optim import learning_rate, make_optimizer
+
+    config = recipe(tmp_path, steps=3)
+    assert train(config) == 0
+    plan = make_plan(config)
+    model = Denoiser(plan.model, generator=torch.Generator().manual_seed(config.seed))
+    optimizer = make_optimizer(model, config.optim)
+    objective = Objective(model, config.objective.noise_schedule())
+    for step in range(3):
+        batch = plan.loader.batch(step * 4, 4)
+        noise: Noise = plan.noise.draw(step=step, first_row=0, blocks=batch.blocks)
+        loss = objective(batch.tokens, batch.documents, noise)[0] / supervised_tokens(batch.documents)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config.optim, step=step, steps=3)
+        optimizer.step()
+        record = records(tmp_path / "run")[step]
+        assert record["loss"] == pytest.approx(loss.item(), rel=1e-6)
+        assert record["gradient_norm"] == pytest.approx(norm.item(), rel=1e-5)
+    _, weights = load_weights(tmp_path / "run", ema=False)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_validation_is_recorded_with_its_error_and_is_repeatable(plain):
+    found = records(plain, "validation")
+    assert [record["step"] for record in found] == [10, 20]
+    for record in found:
+        assert 0 < record["nats_per_token_error"] < record["nats_per_token"]
+        assert record["bits_per_byte"] > 0
+        assert sum(name.startswith("nll_level_") for name in record) == 10
+
+
+def test_bidirectional_rows_train_through_the_same_code(tmp_path):
+    assert train(recipe(tmp_path, "model.block=row", "model.pattern=AA", steps=3)) == 0
+    config, _ = load_weights(tmp_path / "run", ema=False)
+    assert config.block_length == 32
+    with pytest.raises(InputError, match="attention alone"):
+        train(recipe(tmp_path, "model.block=row", f"run={tmp_path}/other"))
+
+
+@pytest.mark.parametrize("frontiers", ["one", "2"])
+def test_fewer_frontiers_train(tmp_path, frontiers):
+    assert train(recipe(tmp_path, f"objective.frontiers={frontiers}", steps=3)) == 0
+    supervised = [r["supervised_tokens_per_second"] / r["unique_tokens_per_second"] for r in records(tmp_path / "run")]
+    assert all(share <= (1 if frontiers == "one" else 2) * 8 / 32 for share in supervised)
