@@ -75,8 +75,8 @@ def bench_table(report: dict) -> str:
         f"{report['machine']}, {report['cores']} cores, one thread, torch {report['torch']}, preset {report['size']}; "
         f"{report['seconds']:.0f} s, load average {report['rows'][0]['load']:.1f} to {report['rows'][-1]['load']:.1f}. "
         f"Training: forward and backward of {report['batch']} rows of {report['row_length']} tokens, two streams, all "
-        "frontiers, loss and head at masked tokens; optimizer left out of both. Beside a step is its floor: linear layers, QK^T "
-        "and PV over visible tiles as bare products, and for denoising the state's bytes over "
+        "frontiers, loss and head at masked tokens; optimizer left out of both. Beside a step is its floor: linear "
+        "layers, QK^T and PV over visible tiles as bare products, and for denoising the state's bytes over "
         f"{report['read_bytes_per_s'] / 1e9:.1f} GB/s. The ratio by CPU time leaves out what other processes took.",
         "",
         "| step | model | dtype | ms | beside it | ms | ratio | by CPU time | aim | p90/p10 | load |",
