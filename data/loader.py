@@ -60,15 +60,11 @@ class Loader:
 
     def row_ids(self, start: int, count: int) -> list[int]:
         """Ids of the rows at positions start .. start + count - 1."""
-        ids = []
-        for position in range(start, start + count):
-            source, row = self._order[position]
-            ids.append(int(self._first_ids[source]) + row)
-        return ids
+        return [int(self._first_ids[source]) + row for source, row in self._pairs(start, count)]
 
     def batch(self, start: int, count: int) -> Batch:
         """The rows at positions start .. start + count - 1 of the infinite order."""
-        pairs = [self._order[position] for position in range(start, start + count)]
+        pairs = self._pairs(start, count)
         rows = [self.sources[source][row] for source, row in pairs]
         return Batch(
             tokens=torch.from_numpy(np.stack([row.tokens for row in rows])),
@@ -89,6 +85,12 @@ class Loader:
         if offset < 0 or count < 1 or offset + count > rows_per_step:
             raise InputError(f"rows {offset} .. {offset + count} do not lie in a step of {rows_per_step} rows")
         return prefetch(self._steps(first_step, rows_per_step, offset, count), self.config.prefetch)
+
+    def _pairs(self, start: int, count: int) -> list[tuple[int, int]]:
+        """(source, row) at positions start .. start + count - 1."""
+        if start < 0:
+            raise IndexError(f"position {start}: positions begin at 0")
+        return [self._order[position] for position in range(start, start + count)]
 
     def _steps(self, step: int, rows_per_step: int, offset: int, count: int) -> Iterator[Batch]:
         while True:

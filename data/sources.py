@@ -1,5 +1,6 @@
 """Owns where documents come from: the default corpus or anything HF `datasets` reads, as one ordered stream."""
 
+import glob
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ def _open_files(config: SourceConfig, path: Path) -> Source:
     options = {"sample_by": config.unit} if kind == "text" else {}
 
     def load(names: list[Path] = files) -> Any:
-        data_files = [str(name) for name in names]
+        data_files = [glob.escape(str(name)) for name in names]  # `datasets` takes names for patterns
         return _datasets().load_dataset(kind, data_files=data_files, split="train", streaming=True, **options)
 
     def blame() -> str:
