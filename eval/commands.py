@@ -179,7 +179,8 @@ def _print_fill_check(cell: Cell, results: ResultsFile) -> None:
     values = (results.get(identity) or {})["values"]
     print(
         f"{cell.subject.name}: denoising at {cell.context} on a random state takes "
-        f"{values['filled_over_real']:.3f} of the time on a real one; "
+        f"{values['filled_over_real']:.3f} of the time on a real one ({values['filled_over_real_cpu']:.3f} of "
+        f"the CPU time); "
         f"bytes {values['filled_bytes']} and {values['real_bytes']}"
     )
 

@@ -143,6 +143,7 @@ def check_fill(cell: Cell) -> dict:
         "real_s": times["real"].p50,
         "filled_s": times["filled"].p50,
         "filled_over_real": times["filled"].p50 / times["real"].p50,
+        "filled_over_real_cpu": times["filled"].cpu / times["real"].cpu,
         "real_bytes": real.nbytes,
         "filled_bytes": filled.nbytes,
         "load": times["real"].load,
