@@ -20,10 +20,9 @@ EXAMPLES = """examples:
 """
 
 
-def main() -> int:
-    """Run `mezzotint-data`; the exit code is 2 on bad input, after one sentence."""
-    parser = _parser()
-    options = parser.parse_args()
+def main(arguments: list[str] | None = None) -> int:
+    """Run `mezzotint-data` with `arguments` (None: the command line's); 2 on bad input, after one sentence."""
+    options = _parser().parse_args(arguments)
     return run_command(lambda: options.run(options))
 
 

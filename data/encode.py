@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -71,8 +73,18 @@ def _first_done(pending: deque[tuple[Batch, Future[Encoded]]]) -> tuple[Batch, E
 
 def _start(path: Path) -> None:
     global _tokenizer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is answered by the parent, once
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process a core already
     _tokenizer = load_tokenizer(path)
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent is gone: a killed parent cannot say so, and the queue would wait for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _encode(texts: list[str]) -> Encoded:

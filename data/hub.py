@@ -7,8 +7,10 @@ def require_reachable(name: str) -> None:
     """InputError in one sentence when the hub dataset `name` is gated, missing (or renamed) or cannot be reached."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.utils import validate_repo_id
 
     try:
+        validate_repo_id(name)
         HfApi().auth_check(name, repo_type="dataset")
     except GatedRepoError as error:
         raise InputError(

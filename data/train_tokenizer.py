@@ -72,8 +72,9 @@ def train_tokenizer(config: TrainTokenizerConfig) -> Path:
             minloglevel=2,
         )
     except RuntimeError as error:
+        reason = first_line(error).rpartition("] ")[2]  # without the place in sentencepiece's source
         raise InputError(
-            f"sentencepiece cannot train {config.vocab_size} pieces on this text ({first_line(error)}): "
+            f"sentencepiece cannot train {config.vocab_size} pieces on this text ({reason}): "
             "change --vocab-size or give more text"
         ) from error
     path = Path(config.out) / "tokenizer.model"

@@ -35,7 +35,7 @@ def small_tokenizer(folder: Path) -> Path:
 
 
 def write_prepared(folder: Path, shards: list[list[list[int]]], vocab_size: int = 100, tokenizer: str = "t") -> Path:
-    """A prepared folder straight from token documents (which end with eos, id 1); pad is 0, mask 3; no tokenizer file."""
+    """A prepared folder straight from token documents that end with eos (1); pad is 0, mask 3; no tokenizer file."""
     infos = []
     dtype = token_dtype(vocab_size)
     for n, documents in enumerate(shards):

@@ -1,4 +1,4 @@
-"""One order of rows for all: the same after a resume and for any ranks and micro-batches, exact in epochs and in mixing."""
+"""One order of rows for all: the same after a resume, for any ranks and micro-batches; exact in epochs and mixing."""
 
 import threading
 from collections import Counter
