@@ -10,7 +10,7 @@ from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.errors import InputError
 from mezzotint.training.build import make_plan
 from mezzotint.training.checkpoint import load_weights
-from mezzotint.training.loop import train
+from mezzotint.training.loop import DIVERGED, train
 
 
 def losses(run) -> list[float]:
@@ -116,3 +116,39 @@ def test_fewer_frontiers_train(tmp_path, frontiers):
     assert train(recipe(tmp_path, f"objective.frontiers={frontiers}", steps=3)) == 0
     supervised = [r["supervised_tokens_per_second"] / r["unique_tokens_per_second"] for r in records(tmp_path / "run")]
     assert all(share <= (1 if frontiers == "one" else 2) * 8 / 32 for share in supervised)
+
+
+def test_init_from_starts_with_the_weights_of_a_release(plain, tmp_path):
+    from mezzotint.models.weights import save_weights
+
+    config, weights = load_weights(plain, ema=False)
+    model = Denoiser(config)
+    model.load_state_dict(weights)
+    save_weights(model, tmp_path / "release")
+    section = {"model": {"chunk_length": 16}, "init_from": str(tmp_path / "release"), "optim": {"lr": 1e-9}, "steps": 1}
+    assert train(recipe(tmp_path, **section)) == 0
+    resolved, found = load_weights(tmp_path / "run", ema=False)
+    assert resolved.pattern == config.pattern and resolved.chunk_length == 16
+    for name, value in weights.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-7)
+    with pytest.raises(InputError, match=r"mlp\.down_proj\.weight is 32x32 there, 32x64 in this recipe"):
+        train(recipe(tmp_path, f"run={tmp_path / 'other'}", "model.d_ff=64", **section))
+
+
+def test_a_loss_that_is_not_finite_stops_all_with_code_86_before_the_update(tmp_path, monkeypatch, capsys):
+    from mezzotint.training.objective import Objective
+
+    forward, calls = Objective.forward, []
+
+    def poisoned(self, *inputs):
+        calls.append(1)
+        loss, sums = forward(self, *inputs)
+        return (loss * float("nan") if len(calls) == 13 else loss), sums  # the first micro-batch of step 7
+
+    monkeypatch.setattr(Objective, "forward", poisoned)
+    assert train(recipe(tmp_path, "checkpoint.every=3")) == DIVERGED
+    assert "step 7: the loss is nan" in capsys.readouterr().out
+    assert (tmp_path / "run" / "latest").read_text() == "step-6\n"
+    monkeypatch.undo()
+    assert train(recipe(tmp_path, "checkpoint.every=3")) == 0
+    assert [r["step"] for r in records(tmp_path / "run")] == list(range(1, 21))

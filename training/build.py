@@ -13,7 +13,7 @@ from mezzotint.data.tokenizer import Tokenizer, load_tokenizer
 from mezzotint.models.config import ModelConfig, preset
 from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.errors import InputError
-from mezzotint.models.weights import load_model
+from mezzotint.models.weights import load_config, load_model
 from mezzotint.training.config import ModelSection, TrainConfig, arms_hash
 from mezzotint.training.noise import NoiseSource
 from mezzotint.training.validate import HeldOut, load_held_out
@@ -56,9 +56,7 @@ def make_plan(config: TrainConfig) -> Plan:
     )
     section = dataclasses.replace(config.model, overrides=_overrides(model), block=config.model.block or block)
     config = dataclasses.replace(config, data=data, model=section)
-    held_out = None
-    if config.validation.folder is not None:
-        held_out = load_held_out(config.validation, data=data, block_length=block, tokenizer=tokenizer)
+    held_out = load_held_out(config.validation, data=data, block_length=block, tokenizer=tokenizer)
     return Plan(
         config=config,
         model=model,
@@ -93,7 +91,7 @@ def build_model(plan: Plan) -> Denoiser:
     model = Denoiser(plan.model, generator=torch.Generator().manual_seed(plan.config.seed))
     folder = plan.config.init_from
     if folder is not None:
-        weights = load_model(folder).state_dict()
+        weights = load_model(folder, dtype=torch.float32).state_dict()
         shapes = {name: value.shape for name, value in model.state_dict().items()}
         for name in sorted(shapes.keys() | weights.keys()):
             theirs = weights[name].shape if name in weights else None
@@ -106,13 +104,16 @@ def build_model(plan: Plan) -> Denoiser:
 
 
 def _base(config: TrainConfig) -> ModelConfig:
+    """The configuration that the recipe's fields go on top of: the release's, else the preset's."""
     if config.init_from is not None:
-        return load_model(config.init_from).config
-    return preset(config.model.preset, config.model.backbone)
+        return load_config(config.init_from)
+    return preset(str(config.model.preset), config.model.backbone)
 
 
 def _block_length(block: int | str | None, *, row_length: int, own: int) -> int:
-    return {None: own, "row": row_length}.get(block, block)
+    if isinstance(block, str):  # 'row'
+        return row_length
+    return own if block is None else block
 
 
 def _overrides(model: ModelConfig) -> dict:

@@ -119,6 +119,7 @@ def arms_hash(config: TrainConfig, data_hash: str) -> str:
     del shared["engine"]["zero_stage"]
     shared["model"] = {"preset": config.model.preset, "block": config.model.block}
     shared["data"] = data_hash
+    shared["init_from"] = config.init_from is not None  # each arm has a release of its own
     return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
 
 

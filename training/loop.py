@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 
 import torch
@@ -58,8 +58,9 @@ def train_from(run: Run, first: int, meter: Meter, rows: Iterator[Batch]) -> int
         meter.add(result)
         if step % config.log.every == 0 or last:
             meter.log(step, result)
-        if run.plan.held_out is not None and (step % config.validation.every == 0 or last):
-            meter.validate(step)
+        held_out = run.plan.held_out
+        if held_out is not None and (step % config.validation.every == 0 or last):
+            meter.validate(step, held_out)
         if step % config.checkpoint.every == 0 or last or result.stop:
             save(run, step)
         if result.stop and not last:
@@ -68,11 +69,11 @@ def train_from(run: Run, first: int, meter: Meter, rows: Iterator[Batch]) -> int
     return DONE
 
 
-def batches(run: Run, first: int) -> Iterator[Batch]:
+def batches(run: Run, first: int) -> Generator[Batch, None, None]:
     """This rank's rows of step `first` and all later ones: a run of neighbours, by its place among the ranks."""
     rows = run.plan.config.rows_per_step
     share = rows // run.ranks.world
-    return run.plan.loader.iterate(first, rows, run.ranks.rank * share, share)
+    yield from run.plan.loader.iterate(first, rows, run.ranks.rank * share, share)
 
 
 def take_step(run: Run, index: int, batch: Batch) -> Step:

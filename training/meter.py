@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from mezzotint.training.engine import precision
 from mezzotint.training.metrics import Log, Work, device_peak, progress_line
 from mezzotint.training.run import Run, Step
-from mezzotint.training.validate import bound
+from mezzotint.training.validate import HeldOut, bound
 
 
 class Meter:
@@ -19,6 +19,7 @@ class Meter:
         config = run.plan.config
         self.peak = device_peak(config.log, run.ranks.device, autocast=config.engine.precision == "autocast")
         self._log = Log(run.folder, first_step=first, tensorboard=config.log.tensorboard) if run.ranks.main else None
+        self._before = self._log.seconds_before if self._log is not None else 0.0
         self.begun = self.since = time.perf_counter()
         self.work = Work()
 
@@ -49,7 +50,7 @@ class Meter:
         print(progress_line(step, steps, values, left), flush=True)
         self.since, self.work = time.perf_counter(), Work()
 
-    def validate(self, step: int) -> None:
+    def validate(self, step: int, held_out: HeldOut) -> None:
         """The bound of the averaged weights if the run keeps any, else of the trained ones; collective."""
         run, began = self.run, time.perf_counter()
         config, model = run.plan.config, run.engine.objective.model
@@ -57,7 +58,7 @@ class Meter:
         with averaged, precision(config.engine, run.ranks.device):
             result = bound(
                 run.engine.objective,
-                run.plan.held_out,
+                held_out,
                 config=config.validation,
                 micro_rows=config.micro_rows,
                 ranks=run.ranks,
@@ -76,4 +77,4 @@ class Meter:
             self._log.close()
 
     def _seconds(self) -> float:
-        return self._log.seconds_before + time.perf_counter() - self.begun
+        return self._before + time.perf_counter() - self.begun

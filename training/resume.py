@@ -56,7 +56,7 @@ def require_same(plan: Plan, state: checkpoint.RunState, *, world: int, folder: 
 
 def _flat(values: dict, path: str = "") -> dict:
     """Nested keys joined by dots."""
-    flat = {}
+    flat: dict = {}
     for key, value in values.items():
         flat |= _flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
     return flat

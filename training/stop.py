@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import Any
 
+Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -13,7 +16,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.requested = False
-        self._before: dict[signal.Signals, object] = {}
+        self._before: dict[signal.Signals, Handler] = {}
 
     def __enter__(self) -> StopSignal:
         self._before = {number: signal.signal(number, self._ask) for number in SIGNALS}

@@ -64,10 +64,10 @@ def check_keys(values: Any, cls: type, *, flat: dict[type, list[str]], path: str
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
             raise InputError(f"unknown key {place!r}; the nearest is {f'{path}.{near}' if path else near!r}")
         hint = hints.get(key)
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             check_keys(value, hint, flat=flat, path=place)
         inner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
-        if dataclasses.is_dataclass(inner) and isinstance(value, list):
+        if isinstance(inner, type) and dataclasses.is_dataclass(inner) and isinstance(value, list):
             for index, item in enumerate(value):
                 check_keys(item, inner, flat=flat, path=f"{place}.{index}")
 

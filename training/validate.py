@@ -62,8 +62,12 @@ class Bound:
         return values | {f"nll_level_{i / LEVELS:.1f}": value for i, value in enumerate(self.nll_by_level)}
 
 
-def load_held_out(config: ValidationConfig, *, data: DataConfig, block_length: int, tokenizer: Tokenizer) -> HeldOut:
-    """Rows spread evenly over the held-out folder, cut as the training data is."""
+def load_held_out(
+    config: ValidationConfig, *, data: DataConfig, block_length: int, tokenizer: Tokenizer
+) -> HeldOut | None:
+    """Rows spread evenly over the held-out folder, cut as the training data is; None without a folder."""
+    if config.folder is None:
+        return None
     source = RowSource(config.folder, data.row_length, block_length, align=data.align)
     check_tokenizer(source.manifest, tokenizer)
     if len(source) < 2:
