@@ -7,14 +7,16 @@ import numpy as np
 
 from mezzotint.data.errors import InputError
 from mezzotint.data.files import read_json, sha256_of
-from mezzotint.data.tokenizer import require_ids, require_round_trip, utf8
+from mezzotint.data.tokenizer import SPACE, require_ids, require_round_trip, utf8
 
 
 class JsonTokenizer:
     """A Hugging Face `tokenizer.json`; see `Tokenizer` for what it promises.
 
     Literal special tokens in a text are read as ordinary text, so no text produces an id that is special to the file.
-    Raises InputError for a damaged file and one that changes text.
+    Where the file writes spaces as U+2581 and has byte pieces, the character itself goes through those. A file that
+    composes characters (NFC) is taken as it is: its ids then stand for the composed text.
+    Raises InputError for a damaged file and one that changes plain text.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,17 +40,26 @@ class JsonTokenizer:
             self.token_bytes[i] = len(_piece_bytes(piece, spec))
         for i, token in self._tokenizer.get_added_tokens_decoder().items():
             self.token_bytes[i] = len(token.content.encode())
+        bytes_of_space = [vocabulary.get(f"<0x{byte:02X}>") for byte in SPACE.encode()]
+        self._space_ids = (
+            [i for i in bytes_of_space if i is not None] if "ByteFallback" in str(spec.get("decoder")) else []
+        )
         self.sha256 = sha256_of(content)
         self.files = (path,)
         require_round_trip(self, path)
 
     def encode(self, text: str) -> list[int]:
         utf8(text)
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        if len(self._space_ids) != 3:  # a byte-level file, for which U+2581 is a character like any other
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        parts = [self._tokenizer.encode(part, add_special_tokens=False).ids for part in text.split(SPACE)]
+        return [i for n, part in enumerate(parts) for i in (*(self._space_ids if n else ()), *part)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         for text in texts:
             utf8(text)
+        if self._space_ids and any(SPACE in text for text in texts):
+            return [self.encode(text) for text in texts]
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -64,8 +75,8 @@ def _piece_bytes(piece: str, spec: dict) -> bytes:
         return bytes(BYTE_OF[character] for character in piece if character in BYTE_OF)
     if "ByteFallback" in decoder and len(piece) == 6 and piece.startswith("<0x"):
         return bytes([int(piece[3:5], 16)])
-    if "Metaspace" in decoder or "\u2581" in decoder:
-        return piece.replace("\u2581", " ").encode()
+    if "Metaspace" in decoder or SPACE in decoder:
+        return piece.replace(SPACE, " ").encode()
     return piece.removeprefix("##").encode()
 
 

@@ -7,9 +7,7 @@ import numpy as np
 
 from mezzotint.data.errors import InputError
 from mezzotint.data.files import sha256_of
-from mezzotint.data.tokenizer import MASK, require_ids, require_round_trip, utf8
-
-SPACE = "\u2581"  # sentencepiece writes a space as this character, so the character itself has no piece of its own
+from mezzotint.data.tokenizer import MASK, SPACE, require_ids, require_round_trip, utf8
 
 
 class SentencePieceTokenizer:

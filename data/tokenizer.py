@@ -10,6 +10,7 @@ from mezzotint.data.errors import InputError
 
 MASK, EOS, PAD = "<mask>", "<eos>", "<pad>"
 SOURCE_JSON = "tokenizer.source.json"  # in a release: the file training used, beside one changed for transformers
+SPACE = "\u2581"  # sentencepiece writes a space as this character, so the character itself has no piece of its own
 PROBE = (
     " a  b\n\n\tÅ ﬁ ① don't\u2581 <mask><eos><pad> \U0001f600"  # what a tokenizer must give back unchanged to be used
 )

@@ -179,6 +179,21 @@ def test_empty_documents_are_left_out(tmp_path, tokenizer):
     assert documents_of(done.train) == ["a", "b"] and done.heldout is None
 
 
+def test_tokenizer_made_elsewhere(tmp_path):
+    """A `tokenizer.json` of bytes: its own ids in the shards, ours beyond them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {piece: i for i, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    made = Tokenizer(models.BPE(vocabulary, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.save(str(tmp_path / "tokenizer.json"))
+    train = prepare(config_of(tmp_path, str(tmp_path / "tokenizer.json"), "out", heldout=0.0)).train
+    assert (train.vocab_size, train.mask_id, train.eos_id, train.pad_id) == (259, 256, 257, 258)
+    assert train.tokenizer == "tokenizer.json" and train.tokens == train.bytes + train.documents
+    assert documents_of(train) == TEXTS
+
+
 def test_failure_that_can_be_mended_leaves_nothing_in_the_way(tmp_path, tokenizer):
     (tmp_path / "data.jsonl").write_text('{"text": "a"}\n{"text": \n')
     with pytest.raises(InputError, match=r"data\.jsonl could not be read"):

@@ -50,7 +50,25 @@ def foreign(tmp_path_factory):
     return load_tokenizer(path)
 
 
-@pytest.fixture(params=["bpe", "unigram", "foreign"])
+@pytest.fixture(scope="module")
+def fallback(tmp_path_factory):
+    """A `tokenizer.json` with byte fallback and spaces written as U+2581."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+    pieces = [f"<0x{byte:02X}>" for byte in range(256)] + ["\u2581", "a", "b", "\u2581a", "\u2581\u2581"]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    made = Tokenizer(
+        models.BPE(vocabulary, [("\u2581", "a"), ("\u2581", "\u2581")], byte_fallback=True, fuse_unk=False)
+    )
+    made.normalizer = normalizers.Replace(" ", "\u2581")
+    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.add_special_tokens([AddedToken("<bos>", special=True)])
+    path = tmp_path_factory.mktemp("fallback") / "tokenizer.json"
+    made.save(str(path))
+    return load_tokenizer(path)
+
+
+@pytest.fixture(params=["bpe", "unigram", "foreign", "fallback"])
 def tokenizer(request):
     return request.getfixturevalue(request.param)
 
@@ -82,8 +100,8 @@ TEXTS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(text=TEXTS)
-def test_any_text_comes_back(bpe, unigram, foreign, text):
-    for tokenizer in (bpe, unigram, foreign):
+def test_any_text_comes_back(bpe, unigram, foreign, fallback, text):
+    for tokenizer in (bpe, unigram, foreign, fallback):
         assert_exact(tokenizer, text)
 
 
