@@ -91,16 +91,17 @@ class Crash(Exception):
     "point",
     ["engine", "_save_tensors", "_seal", "_sync", "_point", "_keep_newest", "replace-folder", "replace-pointer"],
 )
-def test_a_crash_inside_a_save_leaves_the_checkpoint_before_or_the_new_one(whole, tmp_path, monkeypatch, point):
+def test_a_crash_inside_a_save_leaves_the_checkpoint_before_or_the_new_one(whole, copy, monkeypatch, point):
     calls = []
 
     def crash(*arguments, **options):
         calls.append(point)
         raise Crash
 
+    config = recipe(copy.parent, f"run={copy}", **options())
+    shutil.rmtree(copy / "checkpoints" / "step-20")  # as if its save had not begun
+    (copy / "latest").write_text("step-15\n")
     with monkeypatch.context() as patch:
-        assert train(recipe(tmp_path, **options())) == 0
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-20")  # as if the last save had not begun
         if point == "engine":
             patch.setattr("mezzotint.training.engine.Engine.save", crash)
         elif point == "replace-folder":
@@ -112,13 +113,13 @@ def test_a_crash_inside_a_save_leaves_the_checkpoint_before_or_the_new_one(whole
         else:
             patch.setattr(checkpoint, point, crash)
         with pytest.raises(Crash):
-            train(recipe(tmp_path, **options()))
+            train(config)
     assert calls
-    found = newest(tmp_path / "run", pytest.fail)
+    found = newest(copy, pytest.fail)
     assert found.name in ("step-15", "step-20") and damage(found) is None
-    assert train(recipe(tmp_path, **options())) == 0
-    assert_same_run(tmp_path / "run", whole)
-    assert not list((tmp_path / "run" / "checkpoints").glob("*.tmp")) or found.name == "step-20"
+    assert train(config) == 0
+    assert_same_run(copy, whole)
+    assert not list((copy / "checkpoints").glob("*.tmp"))
 
 
 def crash_on(replace, when, crash):
