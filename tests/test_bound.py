@@ -129,5 +129,5 @@ def test_one_token_a_block_is_the_exact_autoregressive_likelihood():
         logits = objective.model.denoise(torch.tensor([[config.mask_token_id]]), state)[0, 0]
         nll -= float(logits.log_softmax(-1)[row[0, place]])
         state = objective.model.commit(row[:, place : place + 1], state)
-    assert float(loss) == pytest.approx(nll, rel=1e-10)
+    assert loss.item() == pytest.approx(nll, rel=1e-10)
     assert supervised_tokens(DOCUMENTS) == 15

@@ -26,8 +26,8 @@ def test_there_is_a_recipe_for_every_preset_and_the_demo():
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_recipe_loads_and_its_numbers_fit_together(name, backbone, tmp_path):
     config = load_recipe(name, [f"model.backbone={backbone}"])
-    model = preset(config.model.preset, backbone, **config.model.overrides)
-    block = config.model.block or model.block_length
+    block = config.model.block or preset(config.model.preset, backbone).block_length
+    preset(config.model.preset, backbone, **(config.model.overrides | {"block_length": block}))  # raises what is wrong
     assert config.data.row_length % block == 0
     assert config.accumulation(1) >= 1
     assert config.objective.slots(config.data.row_length // block) >= 1
