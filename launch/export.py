@@ -194,3 +194,7 @@ def _put(beside: Path, out: Path) -> None:
         out.rename(old)
     beside.rename(out)
     shutil.rmtree(old, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -57,7 +57,9 @@ def _inner_tiles(layout: Layout, device, dtype: torch.dtype) -> list[Tile] | Non
     size = layout.block_length
     low = document_starts(ids, 1)
     high = size - document_starts(ids.flip(1), 1).flip(1)
-    block = (torch.arange(layout.noisy_blocks) * size).repeat(layout.batch)[:, None]  # keys are numbered over all blocks
+    block = (torch.arange(layout.noisy_blocks) * size).repeat(layout.batch)[
+        :, None
+    ]  # keys are numbered over all blocks
     low, high = ((t + block).view(layout.batch, -1) for t in (low, high))
     return plan_tiles(low, high, block_length=1, device=device, dtype=dtype)
 
@@ -86,7 +88,9 @@ class Attention(nn.Module):
         """One pass over x (B, T + K*G, D), clean tokens first -> (B, T + K*G, D) and the state, written in place."""
         layout = plan.layout
         size, clean = layout.block_length, layout.clean_tokens
-        q, k, v = (proj(x).unflatten(-1, (-1, self.config.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            proj(x).unflatten(-1, (-1, self.config.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if plan.rope is not None:
@@ -102,7 +106,9 @@ class Attention(nn.Module):
             queries = q[:, :, :clean].unflatten(2, (-1, size))
             parts.append(attend_tiles(queries, keys, values, plan.clean, None))
         if plan.inner is not None:
-            single = attend_tiles(q[:, :, :, None], k, v, plan.inner, None)  # no clean token beside it: one block is the row
+            single = attend_tiles(
+                q[:, :, :, None], k, v, plan.inner, None
+            )  # no clean token beside it: one block is the row
             parts.append(single.flatten(2, 3).unflatten(2, (-1, size)))
         elif layout.noisy_blocks:
             noisy_q, noisy_k, noisy_v = (t[:, :, clean:].unflatten(2, (-1, size)) for t in (q, k, v))

@@ -166,7 +166,9 @@ class Denoiser(nn.Module):
         if not self.config.noise_level_input or noisy.numel() == 0:
             return h
         if levels is None:
-            levels = (noisy == self.config.mask_token_id).double().mean(-1)  # the share of masks is the level's estimate
+            levels = (
+                (noisy == self.config.mask_token_id).double().mean(-1)
+            )  # the share of masks is the level's estimate
         level = self.level_proj(noise_level_features(levels, h.dtype)).repeat_interleave(noisy.shape[2], dim=1)
         return torch.cat([h[:, : clean.shape[1]], h[:, clean.shape[1] :] + level], dim=1)
 
@@ -180,7 +182,9 @@ class Denoiser(nn.Module):
             raise InputError(f"blocks {valid.tolist()} must lie between 0 and the {int(full[0])} clean blocks given")
         longest = int((state.length + valid * size).max())
         if longest > state.max_length:
-            raise InputError(f"the state has room for {state.max_length} tokens, {longest} are needed; start a larger one")
+            raise InputError(
+                f"the state has room for {state.max_length} tokens, {longest} are needed; start a larger one"
+            )
         frontiers = valid[:, None] if noisy else valid[:, None][:, :0]
         return make_layout(
             block_length=size,
