@@ -24,6 +24,8 @@ exits with 85. Exit codes: 0 done, 2 bad input, 85 stopped and saved, 86 loss or
 def main() -> int:
     """Run `mezzotint-train`; the exit code is 2 on bad input, after one sentence."""
     options = _parser().parse_args()
+    # threads that spin while they wait make small operations many times slower on shared cores; set before torch loads
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if "OMP_NUM_THREADS" not in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         os.environ["OMP_NUM_THREADS"] = "1"  # processes that share cores must not each start a thread for every core
     from mezzotint.data.cli import run_command
