@@ -28,7 +28,7 @@ from mezzotint.data.errors import InputError
 ARMS = ("mamba", "hybrid", "attention")  # the slowest first
 VOCABULARY = 2048
 HELDOUT = 0.03
-BOUND_ROWS, BOUND_DRAWS = 24, 4
+BOUND_ROWS, BOUND_DRAWS, ROW_LENGTH = 64, 4, 256
 CONTEXTS = "1k,4k,16k,64k,256k"
 PROMPT = 'class Parser:\n    """Parse the arguments of a command."""\n\n    def __init__(self, name):\n'
 STATUS_SECONDS = 15.0
@@ -81,7 +81,7 @@ def demo(place: Place, overrides: Sequence[str] = ()) -> int:
 
         from mezzotint.launch.demo_report import write_report
 
-        print(write_report(place.root, arms=sorted(ARMS), seconds=time.monotonic() - began))
+        print(write_report(place.root, arms=sorted(ARMS), row_length=ROW_LENGTH, seconds=time.monotonic() - began))
     print(f"written: {place.root / 'report.md'}, report.json and the plots in {place.results}")
     return 0
 
@@ -137,7 +137,7 @@ def one_arm(place: Place, arm: str, overrides: Sequence[str]) -> None:
         for stale in [*place.results.glob(f"{arm}-*"), *place.results.glob("speed*")]:
             stale.unlink(missing_ok=True)
         step(["mezzotint.launch.export", str(run), str(release), "--overwrite"], log)
-    scored = ["--rows", str(BOUND_ROWS), "--draws", str(BOUND_DRAWS), "--row-length", "512"]
+    scored = ["--rows", str(BOUND_ROWS), "--draws", str(BOUND_DRAWS), "--row-length", str(ROW_LENGTH)]
     out = ["--out", str(place.results / f"{arm}-bound.jsonl")]
     step(["mezzotint.eval", "bound", str(release), "--data", str(place.data / "heldout"), *scored, *out], log)
     sample = place.results / f"{arm}-sample.json"

@@ -25,7 +25,7 @@ from mezzotint.models.weights import load_config
 MIB = 2**20
 
 
-def write_report(root: Path, *, arms: list[str], seconds: float) -> str:
+def write_report(root: Path, *, arms: list[str], row_length: int, seconds: float) -> str:
     """Write report.json and report.md under `root`; returns the table. `seconds`: of this call of the demo."""
     speed = read_lines(root / "results" / "speed.jsonl")
     found = {arm: arm_facts(root, arm, speed) for arm in arms}
@@ -33,7 +33,8 @@ def write_report(root: Path, *, arms: list[str], seconds: float) -> str:
         "machine": machine(),
         "seconds_of_this_run": seconds,
         "arms": found,
-        "unigram": unigram(root, next(iter(found.values()))["bound"]),
+        "row_length": row_length,
+        "unigram": unigram(root, row_length=row_length, arm=next(iter(found.values()))),
     }
     report["below_unigram"] = {
         arm: 1 - facts["bound"]["bits_per_byte"] / report["unigram"]["bits_per_byte"] for arm, facts in found.items()
@@ -59,6 +60,7 @@ def arm_facts(root: Path, arm: str, speed: list[dict]) -> dict:
     }
     return {
         "pattern": config.pattern,
+        "block_length": config.block_length,
         "parameters": parameter_count(config),
         "tokens_seen": trained[-1]["tokens"],
         "steps": trained[-1]["step"],
@@ -74,12 +76,12 @@ def read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
-def unigram(root: Path, bound: dict) -> dict:
+def unigram(root: Path, *, row_length: int, arm: dict) -> dict:
     """An ideal token-unigram coder, fitted on the very rows that were scored; fill tokens cost it nothing."""
-    rows = RowSource(root / "data" / "heldout", 512, 16)
+    rows = RowSource(root / "data" / "heldout", row_length, arm["block_length"])
     lengths = load_tokenizer(root / "tokenizer").token_bytes
     counts: Counter = Counter()
-    for number in spread(len(rows), bound["rows"]):
+    for number in spread(len(rows), arm["bound"]["rows"]):
         row = rows[number]
         counts.update(row.tokens[(row.documents >= 0) & ~row.fill].tolist())
     total = sum(counts.values())
@@ -126,16 +128,18 @@ def milliseconds(cell: dict) -> str:
 
 def markdown(report: dict) -> str:
     """The whole report."""
-    about, bound = report["machine"], next(iter(report["arms"].values()))["bound"]
+    about, first = report["machine"], next(iter(report["arms"].values()))
+    bound = first["bound"]
     parts = [
         "# mezzotint demo\n",
         f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, torch {about['torch']}, load average "
         f"{about['load_average']:.1f} at the end. One thread a model; state in float32.\n",
         table(report),
-        f"Bound: {bound['rows']} held-out rows of 512 tokens ({bound['bytes']:,} bytes), ± one standard error over rows. "
+        f"Bound: {bound['rows']} held-out rows of {report['row_length']} tokens ({bound['bytes']:,} bytes), ± one standard "
+        "error over rows. "
         f"An ideal token-unigram coder fitted on the same rows needs {report['unigram']['bits_per_byte']:.3f} bits/byte. "
-        "Training seconds are those of one thread beside another arm. 1 MiB = 2^20 bytes; tokens/NFE at 8 steps a "
-        "block of 16.\n",
+        "Training seconds are those of one thread beside another arm. 1 MiB = 2^20 bytes. Tokens/NFE of one sample at up to "
+        f"8 steps a block of {first['block_length']}.\n",
         "![latency](results/speed-latency.png)\n\n![memory](results/speed-memory.png)\n",
         "## Samples\n",
     ]
