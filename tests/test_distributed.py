@@ -145,3 +145,14 @@ def test_missing_rendezvous_variables_are_named(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match=r"set RANK, WORLD_SIZE but not LOCAL_RANK, MASTER_ADDR, MASTER_PORT"):
         _complete_environment()
+
+
+def test_a_process_alone_needs_no_port():
+    """A port that was free a moment ago may be taken: two runs started together met on one."""
+    code = (
+        "from mezzotint.training.distributed import join; import os; import torch.distributed as dist;"
+        "print(join().world, os.environ['MASTER_PORT'], dist.is_initialized())"
+    )
+    plain = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    done = subprocess.run([sys.executable, "-c", code], env=plain, capture_output=True, text=True)
+    assert done.stdout.split() == ["1", "0", "True"], done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -46,36 +45,35 @@ class Ranks:
 
 
 def join() -> Ranks:
-    """Join the process group of the launcher's environment, or a group of one on a free port, until the process ends.
+    """Join the process group of the launcher's environment, or a group of one, until the process ends.
 
     A process joins once, and later calls find the same group: DeepSpeed keeps a hold of it, and builds no C++ extension
     for a group that it finds made. Raises InputError when a launcher set only some of the rendezvous variables.
     """
     if not dist.is_initialized():
-        _complete_environment()
+        alone = _complete_environment()
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=30))
+        # alone, a store in memory: a port found free may be taken before it is listened on
+        rendezvous = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=30), **rendezvous)
         atexit.register(dist.destroy_process_group)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     return Ranks(dist.get_rank(), dist.get_world_size(), device)
 
 
-def _complete_environment() -> None:
-    """Leave a launcher's variables alone; set those of a group of one where there is no launcher."""
+def _complete_environment() -> bool:
+    """Leave a launcher's variables alone; set those of a group of one, and return True, where there is no launcher."""
     given = [name for name in VARIABLES if name in os.environ]
     if "RANK" not in given and "WORLD_SIZE" not in given:
-        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-        os.environ.update(alone | {"MASTER_PORT": str(_free_port())})
-    elif len(given) < len(VARIABLES):
+        # DeepSpeed looks at all five; nothing listens on the port of a group of one
+        os.environ.update({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
+        os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"})
+        return True
+    if len(given) < len(VARIABLES):
         missing = ", ".join(name for name in VARIABLES if name not in given)
         raise InputError(
             f"the launcher set {', '.join(given)} but not {missing}: start with torchrun or deepspeed, or unset them"
         )
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    return False
