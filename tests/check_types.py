@@ -17,7 +17,15 @@ def main() -> int:
             link.symlink_to(root / folder, target_is_directory=True)
     names = [f"mezzotint.{folder}" for folder in FOLDERS]
     packages = [part for name in names for part in ("-p", name)]
-    command = [sys.executable, "-m", "mypy", "--config-file", str(root / "setup.cfg"), "--namespace-packages", *packages]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        str(root / "setup.cfg"),
+        "--namespace-packages",
+        *packages,
+    ]
     return subprocess.run(command, cwd=package.parent).returncode
 
 

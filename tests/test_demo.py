@@ -56,7 +56,9 @@ def test_killed_then_finished_then_skipped(tmp_path):
     mamba = report["arms"]["mamba"]["speed"]
     assert len({cell["state_bytes"] for cell in mamba.values()}) == 1, "constant from 1k to 256k, to the byte"
 
-    before = {path: path.stat().st_mtime_ns for path in out.glob("r*/*/*") if path.is_file() and "logs" not in path.parts}
+    before = {
+        path: path.stat().st_mtime_ns for path in out.glob("r*/*/*") if path.is_file() and "logs" not in path.parts
+    }
     third = demo(out)
     text, _ = third.communicate()
     assert third.returncode == 0, text
