@@ -13,8 +13,16 @@ def run_command(command: Callable[[], int | None], *also: type[Exception]) -> in
     except (InputError, *also) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"error: not enough memory ({error or 'nothing left'}): ask for less at once", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted: run the same command again to go on", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 141
+    except OSError as error:
+        if error.filename is None:  # not about a path, so not the user's to mend
+            raise
+        print(f"error: {error.filename} cannot be read or written ({error.strerror}): check the path", file=sys.stderr)
+        return 2

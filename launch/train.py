@@ -52,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("mezzotint-train", description=ABOUT, epilog=EXAMPLES, formatter_class=raw)
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe in launch/recipes/, or a YAML file")
-    parser.add_argument("override", nargs="*", metavar="key.path=value", help="replaces one value of the recipe")
+    parser.add_argument(
+        "override", nargs="*", default=[], metavar="key.path=value", help="replaces one value of the recipe"
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved recipe and what a step costs, then end"
     )

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -110,6 +111,12 @@ def test_arms_hash_leaves_out_the_backbone_and_nothing_else_that_matters(tmp_pat
         ("steps", ["key.path=value"]),
         ("optim=3", ["optim", "3"]),
         ("init_from=x", ["init_from"]),
+        ("optim.lr=.nan", ["optim.lr: nan is not a finite number"]),
+        ("optim.eps=.inf", ["optim.eps: inf is not a finite number"]),
+        ("log.peak_tflops=0", ["log.peak_tflops is 0.0", "null"]),
+        ("data.sources=data", ["data.sources must be a list, not 'data'"]),
+        ("data.sources=[data]", ["data.sources.0 must be a list of 2 values (text, number), not 'data'"]),
+        ("data.sources=[[data]]", ["data.sources.0 must be a list of 2 values", "['data']"]),
     ],
 )
 def test_a_mistake_names_its_key(tmp_path, override, words):
@@ -133,6 +140,24 @@ def test_a_missing_key_an_unknown_recipe_and_broken_yaml(tmp_path):
     path.write_text("steps: 1\nsteps: 2\n")
     with pytest.raises(InputError, match="'steps' is given twice"):
         load_recipe(str(path))
+
+
+def test_recipes_that_extend_each_other_and_one_that_is_no_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text("extends: b.yaml\n")
+    Path("b.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(InputError, match=r"b\.yaml extends a\.yaml, which extends it again"):
+        load_recipe("a.yaml")
+    Path("a.yaml").write_text("extends: [b]\n")
+    with pytest.raises(InputError, match="extends must be the name of one recipe"):
+        load_recipe("a.yaml")
+    Path("a.yaml").write_bytes(b"run: caf\xe9\n")
+    with pytest.raises(InputError, match=r"a\.yaml is no UTF-8 text \(byte 8\)"):
+        load_recipe("a.yaml")
+
+
+def test_whole_numbers_stand_for_a_number_that_may_be_null(tmp_path):
+    assert recipe(tmp_path, "log.peak_tflops=990").log.peak_tflops == 990.0
 
 
 def test_numbers_without_a_point_and_extends(tmp_path):
@@ -169,6 +194,16 @@ def test_command_ends_with_code_2_and_one_line(tmp_path):
         done = run_command(tmp_path, command(*arguments))
         assert done.returncode == 2
         assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(tmp_path, capsys):
+    from mezzotint.data.cli import run_command
+    from mezzotint.training.loop import train
+
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    assert run_command(lambda: train(recipe(tmp_path, f"run={taken}"))) == 2
+    assert capsys.readouterr().err == f"error: {taken} cannot be read or written (File exists): check the path\n"
 
 
 def test_help_is_instant_and_names_the_launchers():

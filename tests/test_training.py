@@ -6,6 +6,8 @@ import pytest
 import torch
 from training_support import corpus, curve, recipe, records
 
+from mezzotint.data.sources import SourceConfig
+from mezzotint.data.train_tokenizer import TrainTokenizerConfig, train_tokenizer
 from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.errors import InputError
 from mezzotint.training.build import make_plan
@@ -133,6 +135,17 @@ def test_init_from_starts_with_the_weights_of_a_release(plain, tmp_path):
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-7)
     with pytest.raises(InputError, match=r"mlp\.down_proj\.weight is 32x32 there, 32x64 in this recipe"):
         train(recipe(tmp_path, f"run={tmp_path / 'other'}", "model.d_ff=64", **section))
+
+
+def test_init_from_refuses_a_release_of_another_tokenizer(plain, tmp_path):
+    from mezzotint.models.weights import save_weights
+
+    save_weights(Denoiser(load_weights(plain, ema=False)[0]), tmp_path / "release")
+    (tmp_path / "text.txt").write_text("other words than those of the corpus " * 9)
+    source = SourceConfig(input=str(tmp_path / "text.txt"))
+    train_tokenizer(TrainTokenizerConfig(out=str(tmp_path / "release"), source=source, vocab_size=300))
+    with pytest.raises(InputError, match="was trained with another tokenizer"):
+        train(recipe(tmp_path, model={}, init_from=str(tmp_path / "release")))
 
 
 def test_a_loss_that_is_not_finite_stops_all_with_code_86_before_the_update(tmp_path, monkeypatch, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -47,6 +48,8 @@ def make_plan(config: TrainConfig) -> Plan:
     for source in loader.manifests:
         check_tokenizer(source, tokenizer)
         check_vocabulary(source, model.vocab_size)
+    if config.init_from is not None:
+        _check_release_tokenizer(config.init_from, tokenizer)
     noise = NoiseSource(
         seed=config.seed,
         rows_per_step=config.rows_per_step,
@@ -114,6 +117,15 @@ def _block_length(block: int | str | None, *, row_length: int, own: int) -> int:
     if isinstance(block, str):  # 'row'
         return row_length
     return own if block is None else block
+
+
+def _check_release_tokenizer(folder: str, tokenizer: Tokenizer) -> None:
+    """InputError when the weights of `folder` know other tokens; one without a tokenizer is taken at its word."""
+    if any(Path(folder).glob("tokenizer.*")) and load_tokenizer(folder).sha256 != tokenizer.sha256:
+        raise InputError(
+            f"init_from {folder} was trained with another tokenizer than {tokenizer.files[0]}: "
+            f"prepare the data with `--tokenizer {folder}`"
+        )
 
 
 def _overrides(model: ModelConfig) -> dict:

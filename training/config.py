@@ -123,19 +123,29 @@ def arms_hash(config: TrainConfig, data_hash: str) -> str:
     return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _read_recipe(name_or_path: str) -> strict.Plain:
-    """Plain values, with those of the recipe that `extends` names below them."""
+def _read_recipe(name_or_path: str, above: tuple[Path, ...] = ()) -> strict.Plain:
+    """Plain values, with those of the recipe that `extends` names below them; `above` are those that extend this one."""
     path = Path(name_or_path)
     if not path.suffix:
         path = RECIPES / f"{name_or_path}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(p.stem for p in RECIPES.glob("*.yaml")))
         raise InputError(f"no recipe {name_or_path!r}: give a YAML file or one of {known}")
-    values = strict.parse_yaml(path.read_text(encoding="utf-8"), source=str(path))
+    if path in above:
+        raise InputError(f"{above[-1]} extends {path}, which extends it again: leave one of them out")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no UTF-8 text (byte {error.start})") from None
+    values = strict.parse_yaml(text, source=str(path))
     if not isinstance(values, dict):
         raise InputError(f"{path} must be a mapping of keys to values")
     base = values.pop("extends", None)
-    return _merge(_read_recipe(base), values) if base is not None else values
+    if base is None:
+        return values
+    if not isinstance(base, str):
+        raise InputError(f"{path}: extends must be the name of one recipe, not {base!r}")
+    return _merge(_read_recipe(base, (*above, path)), values)
 
 
 def _merge(base: strict.Plain, over: strict.Plain) -> strict.Plain:

@@ -31,6 +31,8 @@ class LogConfig:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise InputError(f"log.every is {self.every}; it must be at least 1")
+        if self.peak_tflops is not None and self.peak_tflops <= 0:
+            raise InputError(f"log.peak_tflops is {self.peak_tflops}; it must be above 0, or null")
 
 
 @dataclass(frozen=True)

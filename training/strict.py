@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 import types
 import typing
@@ -66,17 +67,32 @@ def check_keys(values: Any, cls: type, *, flat: dict[type, list[str]], path: str
         hint = hints.get(key)
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             check_keys(value, hint, flat=flat, path=place)
+        if typing.get_origin(hint) is tuple and not isinstance(value, list):
+            raise InputError(f"{place} must be a list, not {value!r}")
         inner = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
+        if typing.get_origin(inner) is tuple:
+            _check_lists(value, typing.get_args(inner), path=place)
         if isinstance(inner, type) and dataclasses.is_dataclass(inner) and isinstance(value, list):
             for index, item in enumerate(value):
                 check_keys(item, inner, flat=flat, path=f"{place}.{index}")
+
+
+def _check_lists(values: list, kinds: tuple[type, ...], *, path: str) -> None:
+    """InputError for the first of `values` that is no list of one value for each of `kinds`."""
+    for index, item in enumerate(values):
+        if not isinstance(item, list) or len(item) != len(kinds):
+            wanted = ", ".join(_NAMES[kind] for kind in kinds)
+            raise InputError(f"{path}.{index} must be a list of {len(kinds)} values ({wanted}), not {item!r}")
 
 
 def _of(kind: type, accepted: tuple[type, ...]):
     def structure(value: Any, _: Any) -> Any:
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             raise InputError(f"{value!r} is not {'an' if kind is int else 'a'} {_NAMES[kind]}")
-        return kind(value)
+        result = kind(value)
+        if kind is float and not math.isfinite(result):
+            raise InputError(f"{value!r} is not a finite number")
+        return result
 
     return structure
 
@@ -86,6 +102,8 @@ _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false"}
 
 def _scalar_union(value: Any, hint: Any) -> Any:
     kinds = typing.get_args(hint)
+    if float in kinds and type(value) in (int, float):
+        return converter.structure(value, float)
     if type(value) in kinds:
         return value
     raise InputError(f"{value!r} is none of {', '.join(_NAMES.get(kind, 'null') for kind in kinds)}")
@@ -129,7 +147,8 @@ def _first_sentence(group: cattrs.BaseValidationError) -> str:
         return (
             f"the key {'.'.join([*path, error.args[0]])!r} is missing" if not path else f"the key {place!r} is missing"
         )
-    return f"{place}: {error}" if place else str(error)
+    named = str(error).startswith((f"{place}.", f"{place}:", f"{place} "))  # the sentence names its key itself
+    return f"{place}: {error}" if place and not named else str(error)
 
 
 def unstructure(value: Any) -> Any:
