@@ -52,6 +52,8 @@ class ModelConfig:
         sizes = ("vocab_size", "d_model", "d_ff", "block_length", "n_heads", "n_kv_heads", "head_dim")
         for name in (*sizes, "expand", "d_state", "ssm_head_dim"):
             _require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("rope_theta", "rope_trained_length", "norm_eps", "init_std"):
+            _require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}; it must be above 0")
         letters = set(self.pattern)
         _require(bool(letters) and letters <= set("AM"), f"pattern {self.pattern!r} may hold only the letters A and M")
         _require(
@@ -99,12 +101,15 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict) -> ModelConfig:
-        """The inverse of to_dict; an unknown key is an InputError that names the nearest one."""
-        known = [field.name for field in dataclasses.fields(cls)]
+        """The inverse of to_dict; InputError for an unknown key, naming the nearest one, and for a value of another type."""
+        kinds = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
+        known = {field.name: kinds[str(field.type)] for field in dataclasses.fields(cls)}
         for key in values:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
                 raise InputError(f"unknown model key {key!r}; the nearest is {near!r}")
+            if not isinstance(values[key], known[key]) or (isinstance(values[key], bool) and bool not in known[key]):
+                raise InputError(f"model key {key!r} is {values[key]!r}, not of type {known[key][-1].__name__}")
         return cls(**values)
 
 

@@ -133,6 +133,9 @@ BAD = [
     ({"mask_token_id": 1}, "must differ"),
     ({"pad_token_id": 40}, "vocab_size"),
     ({"mask_token_id": -1}, "vocab_size"),
+    ({"norm_eps": -1.0}, "norm_eps is -1.0"),
+    ({"init_std": -0.1}, "init_std is -0.1"),
+    ({"rope_theta": 0.0}, "rope_theta is 0.0"),
 ]
 
 
@@ -141,6 +144,12 @@ def test_bad_values_are_refused(overrides: dict, named: str):
     with pytest.raises(InputError, match=named) as caught:
         tiny_config(**overrides)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key, value", [("d_model", "64"), ("d_ff", 64.0), ("qk_norm", 1), ("n_heads", True)])
+def test_values_of_another_type_name_their_key(key: str, value: object):
+    with pytest.raises(InputError, match=f"{key!r} is {value!r}, not of type"):
+        ModelConfig.from_dict(tiny_config().to_dict() | {key: value})
 
 
 def test_configurations_are_frozen():
