@@ -67,7 +67,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     """The options of SourceConfig, the same for both commands."""
     group = parser.add_argument_group("what to read")
     group.add_argument("--corpus", default="", metavar="NAME", help="stdlib (the default corpus) or stdlib+tests")
-    group.add_argument("--input", default="", metavar="PATH_OR_NAME", help="file, folder, saved dataset or hub name")
+    group.add_argument("--input", metavar="PATH_OR_NAME", help="file, folder, saved dataset or hub name")
     group.add_argument(
         "--text-column", default="text", metavar="NAME", help="column that holds the text (default text)"
     )
@@ -84,11 +84,13 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 def _source(options: argparse.Namespace):
     from mezzotint.data.sources import SourceConfig
 
+    if options.input == "":
+        raise InputError("--input is empty: name a file, folder, saved dataset or hub dataset, or leave it out")
     if options.corpus and options.input:
         raise InputError("--corpus and --input were both given: choose one")
     return SourceConfig(
         corpus=options.corpus or "stdlib",
-        input=options.input,
+        input=options.input or "",
         text_column=options.text_column,
         split=options.split,
         subset=options.subset,

@@ -1,5 +1,6 @@
 """Owns the way from text to a prepared folder: read, cut, tokenize in processes, write shards, resume by part."""
 
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -60,6 +61,9 @@ def prepare(config: PrepareConfig) -> Prepared:
             raise InputError(
                 f"{config.out} cannot be written ({error.strerror}): free some space, then run again"
             ) from error
+        except InputError:
+            space.discard_if_useless()
+            raise
     space.close()
     manifests = {split: read_manifest(folder) for split, folder in space.folders.items()}
     return Prepared(manifests[TRAIN], manifests[HELDOUT] if config.heldout else None)
@@ -69,7 +73,7 @@ def _check(config: PrepareConfig) -> None:
     """InputError for values no prepare can work with."""
     if not 0 <= config.heldout < 1:
         raise InputError(f"heldout is {config.heldout}: give a share of the documents from 0 up to, not including, 1")
-    if config.shard_mb <= 0:
+    if not 0 < config.shard_mb < math.inf:
         raise InputError(f"shard_mb is {config.shard_mb}: give a positive number of MiB")
     if config.workers < 0:
         raise InputError(f"workers is {config.workers}: give a number of processes, or 0 for one a core")
@@ -97,7 +101,15 @@ def _write_parts(
     batches = cut(documents, heldout=config.heldout, part_bytes=part_bytes, first_part=len(parts))
     done = sum(info.bytes for part in parts for info in part.shards.values())
     encoded = encode_all(tokenizer.files[0], batches, _workers(config, source))
-    bar = tqdm(total=source.total_bytes, initial=done, unit="B", unit_scale=True, desc="tokenizing", mininterval=0.5)
+    bar = tqdm(
+        total=source.total_bytes,
+        initial=done,
+        unit="B",
+        unit_scale=True,
+        desc="tokenizing",
+        mininterval=0.5,
+        disable=None,
+    )
     writers: dict[str, ShardWriter] = {}
     dtype = token_dtype(tokenizer.vocab_size)
     try:

@@ -1,6 +1,7 @@
 """Owns the training of a sentencepiece tokenizer that gives every text back unchanged."""
 
 import io
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from mezzotint.data.files import write_bytes
 from mezzotint.data.hub import first_line
 from mezzotint.data.parts import is_heldout
 from mezzotint.data.sources import Source, SourceConfig, open_source
-from mezzotint.data.tokenizer import EOS, MASK, PAD, utf8
+from mezzotint.data.tokenizer import EOS, MASK, PAD, SPACE, utf8
 
 KINDS = ("bpe", "unigram")
 SMALLEST = 4 + 2 + 256  # control ids, newline and tab, bytes
@@ -45,6 +46,10 @@ def train_tokenizer(config: TrainTokenizerConfig) -> Path:
         raise InputError(f"no tokenizer kind {config.kind!r}: choose one of {', '.join(KINDS)}")
     if config.vocab_size <= SMALLEST:
         raise InputError(f"vocab_size is {config.vocab_size}: give more than {SMALLEST} (control ids and bytes alone)")
+    if not 0 < config.sample_mb < math.inf:
+        raise InputError(f"sample_mb is {config.sample_mb}: give a positive number of MiB")
+    if not 0 <= config.heldout < 1:
+        raise InputError(f"heldout is {config.heldout}: give a share of the documents from 0 up to, not including, 1")
     model = io.BytesIO()
     lines = _lines(config, open_source(config.source))
     try:
@@ -68,6 +73,7 @@ def train_tokenizer(config: TrainTokenizerConfig) -> Path:
             unk_id=2,
             bos_id=-1,
             control_symbols=[MASK],
+            required_chars=SPACE,  # a text may hold no space, or few of them: they must be pieces all the same
             max_sentence_length=4 * LINE + 384,
             minloglevel=2,
         )
@@ -89,7 +95,7 @@ def _lines(config: TrainTokenizerConfig, source: Source) -> Iterator[str]:
     left = config.sample_mb * 2**20
     total = int(left) if source.total_bytes is None else min(int(left), source.total_bytes)
     found = False
-    with tqdm(total=total, unit="B", unit_scale=True, desc="reading the sample", mininterval=0.5) as bar:
+    with tqdm(total=total, unit="B", unit_scale=True, desc="reading the sample", mininterval=0.5, disable=None) as bar:
         for text, key in source.read(0):
             if left <= 0:
                 break

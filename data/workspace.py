@@ -71,9 +71,15 @@ class Workspace:
             for pattern in ("part-*", "tokenizer.*", MANIFEST):
                 for path in folder.glob(pattern):
                     path.unlink()
-            if folder != self.out and folder.is_dir():
+        (self.out / RECORD).unlink(missing_ok=True)
+        for folder in (*self.folders.values(), self.out):
+            if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
-        (self.out / RECORD).unlink()
+
+    def discard_if_useless(self) -> None:
+        """After a failure: remove what was written unless some part is whole, from which the work can go on."""
+        if self.out.is_dir() and not self._part_path(0).is_file():
+            self.discard()
 
     def _parts(self) -> list[Part]:
         parts: list[Part] = []

@@ -194,6 +194,14 @@ def test_tokenizer_made_elsewhere(tmp_path):
     assert documents_of(train) == TEXTS
 
 
+@pytest.mark.parametrize("heldout", [0.0, 0.5])
+def test_nothing_is_left_of_text_that_cannot_be_read(tmp_path, tokenizer, heldout):
+    (tmp_path / "data.jsonl").write_text('{"text": 5}\n')
+    with pytest.raises(InputError, match="holds int, not text"):
+        prepare(config_of(tmp_path, tokenizer, "out", heldout=heldout))
+    assert not (tmp_path / "out").exists()
+
+
 def test_failure_that_can_be_mended_leaves_nothing_in_the_way(tmp_path, tokenizer):
     (tmp_path / "data.jsonl").write_text('{"text": "a"}\n{"text": \n')
     with pytest.raises(InputError, match=r"data\.jsonl could not be read"):

@@ -152,6 +152,15 @@ def test_id_outside_the_vocabulary(tokenizer):
             tokenizer.decode([i])
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_text_without_a_single_space(tmp_path, kind):
+    (tmp_path / "words.txt").write_text("abc\nabd\nabe\n" * 50)
+    source = SourceConfig(input=str(tmp_path / "words.txt"))
+    config = TrainTokenizerConfig(out=str(tmp_path), source=source, vocab_size=320, kind=kind)
+    tokenizer = load_tokenizer(train_tokenizer(config))  # which refuses one that changes text
+    assert tokenizer.decode(tokenizer.encode("a b  c")) == "a b  c" and len(tokenizer.encode(" ")) == 1
+
+
 def test_training_is_deterministic(tmp_path):
     one, two = small_tokenizer(tmp_path / "one"), small_tokenizer(tmp_path / "two")
     assert load_tokenizer(one).sha256 == load_tokenizer(two).sha256
