@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import os
 import shutil
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (time scales stay float32)")
     parser.add_argument("--tokenizer", metavar="PATH", help="tokenizer file or prepared folder, if the data has moved")
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it is a release")
     given = parser.parse_args(arguments)
 
     from mezzotint.data.errors import InputError as DataInputError
@@ -106,9 +107,13 @@ def write_release(
     out = Path(out)
     if out.exists() and not overwrite:
         raise InputError(f"{out} exists: give another folder, or --overwrite")
+    if out.exists() and not (out / "training.yaml").is_file():
+        raise InputError(f"{out} is no release folder, and --overwrite replaces nothing else: give another folder")
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    _sweep(out)
     beside = out.with_name(f"{out.name}.tmp-{os.getpid()}")
-    beside.mkdir(parents=True)
     try:
+        beside.mkdir()
         note = write_tokenizer(tokenizer, beside)
         about = {"architectures": ["MezzotintModel"], "auto_map": AUTO_MAP}
         save_weights(model, beside, dtype=getattr(torch, facts.dtype), about=about)
@@ -185,6 +190,18 @@ def _last_validation(run: Path, step: int) -> dict[str, str]:
         for name, unit in units.items()
         if kept
     }
+
+
+def _sweep(out: Path) -> None:
+    """Remove what exports to `out` left behind that were killed."""
+    for kind in ("tmp", "old"):
+        for left in out.parent.glob(f"{glob.escape(out.name)}.{kind}-*"):
+            try:
+                os.kill(int(left.name.rpartition("-")[2]), 0)  # asks whether the process is there
+            except ProcessLookupError:
+                shutil.rmtree(left, ignore_errors=True)
+            except (ValueError, OSError):
+                pass  # not ours, or somebody else's
 
 
 def _put(beside: Path, out: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -247,6 +248,18 @@ def test_an_existing_release_is_replaced_only_on_request(tokenizer, tmp_path):
     write_release(tmp_path / "out", model, tokenizer, recipe="two", facts=FACTS, overwrite=True)
     assert (tmp_path / "out" / "training.yaml").read_text() == "two"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_killed_exports_left_is_swept_and_other_folders_are_kept(tokenizer, tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for left in (f"out.tmp-{gone.pid}", f"out.old-{gone.pid}", f"out.tmp-{os.getppid()}", "out.tmp-mine", "run"):
+        (tmp_path / left).mkdir()
+    model = model_for(tokenizer, "A")
+    write_release(tmp_path / "out", model, tokenizer, recipe="", facts=FACTS)
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "run", f"out.tmp-{os.getppid()}", "out.tmp-mine"}
+    with pytest.raises(InputError, match="run is no release folder, and --overwrite replaces nothing else"):
+        write_release(tmp_path / "run", model, tokenizer, recipe="", facts=FACTS, overwrite=True)
 
 
 def test_a_tokenizer_that_gives_other_ids_is_refused(tokenizer, tmp_path):
