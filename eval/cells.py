@@ -13,8 +13,15 @@ from mezzotint.eval.subjects import Subject
 from mezzotint.models.config import parameter_count, state_bytes
 from mezzotint.models.errors import InputError
 
+MOST_THREADS = 1024
 CONTEXTS = (1024, 4096, 16384, 65536, 262144)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def require_threads(count: int) -> None:
+    """InputError for a number of threads that no machine has; the OpenMP library would end the process."""
+    if not 1 <= count <= MOST_THREADS:
+        raise InputError(f"--threads is {count}; it must be from 1 to {MOST_THREADS}, best the number of cores")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +43,9 @@ class SpeedConfig:
                 raise InputError(f"--{name} must list numbers of at least 1")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise InputError(f"unknown dtype {self.dtype!r}; one of {', '.join(DTYPES)}")
-        if self.threads < 1 or (self.prefill_chunk is not None and self.prefill_chunk < 1):
-            raise InputError("--threads and --prefill-chunk must be at least 1")
+        require_threads(self.threads)
+        if self.prefill_chunk is not None and self.prefill_chunk < 1:
+            raise InputError(f"--prefill-chunk is {self.prefill_chunk}; it must be at least 1")
 
 
 @dataclass(frozen=True)

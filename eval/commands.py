@@ -14,7 +14,7 @@ from mezzotint.data.files import write_bytes
 from mezzotint.eval import doctor as examination
 from mezzotint.eval import generate as generation
 from mezzotint.eval.bound import summarize
-from mezzotint.eval.cells import DTYPES, Cell, SpeedConfig, list_cells, parse_counts
+from mezzotint.eval.cells import DTYPES, Cell, SpeedConfig, list_cells, parse_counts, require_threads
 from mezzotint.eval.doctor import require_device
 from mezzotint.eval.memory import available_bytes, both_units
 from mezzotint.eval.plots import plot_curves, write_csv
@@ -161,8 +161,7 @@ def _require_one_fits(cells: list[Cell]) -> None:
 
 
 def _set_threads(count: int) -> None:
-    if count < 1:
-        raise InputError(f"--threads is {count}; it must be at least 1")
+    require_threads(count)
     torch.set_num_threads(count)
 
 

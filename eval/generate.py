@@ -31,6 +31,10 @@ class GenerateConfig:
     dtype: torch.dtype | None = None
     device: str = "cpu"
 
+    def __post_init__(self) -> None:
+        if not -(2**63) <= self.seed < 2**63:
+            raise InputError(f"--seed is {self.seed}; it must fit into 64 bits")
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -56,7 +60,9 @@ def sample(config: GenerateConfig) -> Samples:
         sampler=config.sampler,
         samples_per_prompt=config.samples,
     )
-    return Samples([tokenizer.decode(tokens) for tokens in generation.tokens], generation, len(prompt))
+    # ids of a padded vocabulary, beyond the tokenizer's, stand for no text
+    known = [[token for token in tokens if token < tokenizer.vocab_size] for tokens in generation.tokens]
+    return Samples([tokenizer.decode(tokens) for tokens in known], generation, len(prompt))
 
 
 def report(samples: Samples) -> dict:

@@ -1,5 +1,6 @@
 """The command line: help at once, one sentence and exit code 2 for bad input, real output on a small release."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from mezzotint.data.tokenizer import load_tokenizer
 from mezzotint.eval.__main__ import main
 from mezzotint.models.config import preset
 from mezzotint.models.denoiser import Denoiser
-from mezzotint.models.weights import save_weights
+from mezzotint.models.weights import load_config, save_weights
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +163,7 @@ def test_bad_input_of_speed(capsys, tmp_path):
     assert "nothing to measure" in refused(capsys, "speed")
     assert "no number of tokens" in refused(capsys, "speed", "--presets", "debug", "--contexts", "1k,many")
     assert "shorter than a block" in refused(capsys, "speed", "--presets", "debug", "--contexts", "3")
+    assert "from 1 to 1024" in refused(capsys, "speed", "--presets", "debug", "--threads", "100000")
     assert "unknown dtype 'int3'" in refused(capsys, "speed", "--presets", "debug", "--dtype", "int3")
     assert "unknown device" in refused(capsys, "speed", "--presets", "debug", "--device", "abacus")
     only = ("speed", "--presets", "3b", "--backbones", "attention", "--contexts", "1024m")
@@ -190,9 +192,20 @@ def test_bad_input_of_generate(made, tmp_path, capsys):
     assert "outside the vocabulary" in refused(capsys, "generate", release, "--prompt-ids", "999999")
     assert "give one of" in refused(capsys, "generate", release, "--steps", "4", "--threshold", "0.5")
     assert "at least 1" in refused(capsys, "generate", release, "--max-new-tokens", "0")
+    assert "fit into 64 bits" in refused(capsys, "generate", release, "--seed", str(2**64))
     assert "cannot read the prompt file" in refused(capsys, "generate", release, "--prompt-file", str(tmp_path / "x"))
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     assert "no UTF-8" in refused(capsys, "generate", release, "--prompt-file", str(tmp_path / "latin"))
+
+
+def test_a_vocabulary_larger_than_the_tokenizer_decodes(made, tmp_path, capsys):
+    tokenizer = load_tokenizer(made / "release")
+    config = load_config(made / "release")
+    model = Denoiser(dataclasses.replace(config, vocab_size=4 * config.vocab_size), generator=torch.Generator())
+    save_weights(model, tmp_path)
+    shutil.copy(tokenizer.files[0], tmp_path)
+    assert main(["generate", str(tmp_path), "--max-new-tokens", "32", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["new_tokens"] == [32]
 
 
 def test_bad_input_of_bound(made, tmp_path, capsys):
