@@ -8,9 +8,10 @@ from mezzotint.data.errors import InputError
 
 def run_command(command: Callable[[], int | None], *also: type[Exception]) -> int:
     """Run `command` and return its exit code; InputError and the classes in `also` become one sentence and code 2."""
+    expected: tuple[type[Exception], ...] = (InputError, *also)
     try:
         return command() or 0
-    except (InputError, *also) as error:
+    except expected as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except MemoryError as error:

@@ -45,7 +45,7 @@ class JsonTokenizer:
             [i for i in bytes_of_space if i is not None] if "ByteFallback" in str(spec.get("decoder")) else []
         )
         self.sha256 = sha256_of(content)
-        self.files = (path,)
+        self.files: tuple[Path, ...] = (path,)
         require_round_trip(self, path)
 
     def encode(self, text: str) -> list[int]:

@@ -38,7 +38,7 @@ class SentencePieceTokenizer:
         self.vocab_size = len(self._pieces)
         self.token_bytes = np.array([len(piece) for piece in self._pieces], dtype=np.int32)
         self.sha256 = sha256_of(content)
-        self.files = (path,)
+        self.files: tuple[Path, ...] = (path,)
         require_round_trip(self, path)
 
     def _own_or_appended(self, own: int) -> int:

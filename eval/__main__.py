@@ -150,7 +150,11 @@ def _add_generate(commands) -> None:
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dtype", metavar="NAME", help="float32, bfloat16 or float16 (default: float32 on a CPU)")
+    parser.add_argument(
+        "--dtype",
+        metavar="NAME",
+        help="float32, bfloat16 or float16 (default: on a CPU float32, bfloat16 for presets 1b and 3b; on CUDA bfloat16)",
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1, the steadiest)")
 

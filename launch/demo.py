@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from mezzotint.data.cli import run_command
 from mezzotint.data.errors import InputError
+from mezzotint.data.files import write_bytes
 
 ARMS = ("mamba", "hybrid", "attention")  # the slowest first
 VOCABULARY = 2048
@@ -133,10 +135,12 @@ def one_arm(place: Place, arm: str, overrides: Sequence[str]) -> None:
     log, run, release = place.log(arm), place.run(arm), place.release(arm)
     data = [f"data.sources=[[{place.data / 'train'},1.0]]", f"validation.folder={place.data / 'heldout'}"]
     step(["mezzotint.launch.train", "demo", f"model.backbone={arm}", f"run={run}", *data, *overrides], log)
-    if not fresh(release / "README.md", run / "latest"):
+    exported = place.results / f"{arm}-export.txt"
+    if not fresh(exported, run / "latest"):
         for stale in [*place.results.glob(f"{arm}-*"), *place.results.glob("speed*")]:
             stale.unlink(missing_ok=True)
-        step(["mezzotint.launch.export", str(run), str(release), "--overwrite"], log)
+        said = step(["mezzotint.launch.export", str(run), str(release), "--overwrite"], log, capture=True)
+        write_bytes(exported, said.encode())
     scored = ["--rows", str(BOUND_ROWS), "--draws", str(BOUND_DRAWS), "--row-length", str(ROW_LENGTH)]
     out = ["--out", str(place.results / f"{arm}-bound.jsonl")]
     step(["mezzotint.eval", "bound", str(release), "--data", str(place.data / "heldout"), *scored, *out], log)
@@ -144,9 +148,9 @@ def one_arm(place: Place, arm: str, overrides: Sequence[str]) -> None:
     if not sample.exists():
         asked = ["--prompt", PROMPT, "--max-new-tokens", "128", "--temperature", "0.8", "--json"]
         text = step(["mezzotint.eval", "generate", str(release), *asked], log, capture=True)
-        beside = sample.with_suffix(".tmp")
-        beside.write_text(text, encoding="utf-8")
-        beside.rename(sample)
+        write_bytes(sample, text.encode())
+    with open(log, "a", encoding="utf-8") as written:
+        written.write("done: trained, exported, scored and sampled\n")
 
 
 def fresh(made: Path, source: Path) -> bool:
@@ -159,7 +163,7 @@ def step(module_and_arguments: Sequence[str], log: Path, *, show: bool = False, 
     command = [sys.executable, "-m", *module_and_arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     with open(log, "a", encoding="utf-8") as written:
-        written.write(f"$ {' '.join(command[1:])}\n")
+        written.write("$ python " + shlex.join(command[1:]).replace("\n", "\\n") + "\n")
         written.flush()
         output = subprocess.PIPE if capture else None if show else written
         errors = None if show else written
@@ -170,7 +174,8 @@ def step(module_and_arguments: Sequence[str], log: Path, *, show: bool = False, 
         out, _ = child.communicate()
         CHILDREN.discard(child)
     if child.returncode:
-        raise InputError(f"{module_and_arguments[0]} ended with code {child.returncode}: {last_line(log)} (see {log})")
+        why = "see above" if show else f"{last_line(log)} (see {log})"
+        raise InputError(f"{' '.join(module_and_arguments[:2])} ended with code {child.returncode}: {why}")
     return out or ""
 
 
@@ -221,9 +226,12 @@ def watch(place: Place, done: threading.Event) -> None:
 
 
 def require_matched(place: Place) -> None:
-    """The arms must have printed one and the same hash of rows, noise, seeds, steps and precision."""
-    hashes = {arm: re.findall(r"^arms (\w+)", place.log(arm).read_text(encoding="utf-8"), re.M)[-1:] for arm in ARMS}
-    distinct = {found[0] for found in hashes.values() if found}
+    """The arms must have one and the same hash of rows, noise, seeds, steps and precision."""
+    from mezzotint.training.build import make_plan
+    from mezzotint.training.config import load_recipe
+
+    hashes = {arm: make_plan(load_recipe(str(place.run(arm) / "config.yaml"))).arms_hash for arm in ARMS}
+    distinct = set(hashes.values())
     if len(distinct) != 1:
         raise InputError(f"the arms do not match, their hashes are {hashes}: remove {place.root} and start again")
     say(f"matched arms: rows, noise, seeds, steps and precision have hash {distinct.pop()} in all three")

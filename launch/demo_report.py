@@ -10,9 +10,11 @@ import re
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from mezzotint.data.files import write_bytes, write_json
 from mezzotint.data.rows import RowSource
 from mezzotint.data.tokenizer import load_tokenizer
 from mezzotint.eval.bound import summarize
@@ -26,12 +28,12 @@ MIB = 2**20
 
 
 def write_report(root: Path, *, arms: list[str], row_length: int, seconds: float) -> str:
-    """Write report.json and report.md under `root`; returns the table. `seconds`: of this call of the demo."""
+    """Write report.json and report.md under `root`; returns the table. `seconds` of this call are added to earlier ones."""
     speed = read_lines(root / "results" / "speed.jsonl")
     found = {arm: arm_facts(root, arm, speed) for arm in arms}
-    report = {
+    report: dict[str, Any] = {
         "machine": machine(),
-        "seconds_of_this_run": seconds,
+        "seconds_of_finished_runs": seconds + earlier_seconds(root),
         "arms": found,
         "row_length": row_length,
         "unigram": unigram(root, row_length=row_length, arm=next(iter(found.values()))),
@@ -40,11 +42,15 @@ def write_report(root: Path, *, arms: list[str], row_length: int, seconds: float
         arm: 1 - facts["bound"]["bits_per_byte"] / report["unigram"]["bits_per_byte"] for arm, facts in found.items()
     }
     text = markdown(report)
-    for name, content in (("report.json", json.dumps(report, indent=2) + "\n"), ("report.md", text)):
-        beside = root / f"{name}.tmp"
-        beside.write_text(content, encoding="utf-8")
-        beside.rename(root / name)
+    write_json(root / "report.json", report)
+    write_bytes(root / "report.md", text.encode())
     return table(report)
+
+
+def earlier_seconds(root: Path) -> float:
+    """What earlier calls took that came to an end, 0 before the first."""
+    path = root / "report.json"
+    return json.loads(path.read_text(encoding="utf-8")).get("seconds_of_finished_runs", 0.0) if path.exists() else 0.0
 
 
 def arm_facts(root: Path, arm: str, speed: list[dict]) -> dict:
@@ -52,7 +58,7 @@ def arm_facts(root: Path, arm: str, speed: list[dict]) -> dict:
     config = load_config(root / "releases" / arm)
     trained = [row for row in read_lines(root / "runs" / arm / "metrics.jsonl") if row["kind"] == "train"]
     scored = [row["values"] for row in read_lines(root / "results" / f"{arm}-bound.jsonl") if row.get("status") == "ok"]
-    log = (root / "logs" / f"{arm}.log").read_text(encoding="utf-8")
+    exported = (root / "results" / f"{arm}-export.txt").read_text(encoding="utf-8")
     cells = {
         row["identity"]["context"]: row["values"] | {"status": row["status"]}
         for row in speed
@@ -66,7 +72,7 @@ def arm_facts(root: Path, arm: str, speed: list[dict]) -> dict:
         "steps": trained[-1]["step"],
         "training_seconds": trained[-1]["seconds"],
         "bound": asdict(summarize(scored)),
-        "reload_difference": float(re.findall(r"largest difference of a logit ([\d.e+-]+)", log)[-1]),
+        "reload_difference": float(re.findall(r"largest difference of a logit ([\d.e+-]+)", exported)[-1]),
         "sample": json.loads((root / "results" / f"{arm}-sample.json").read_text(encoding="utf-8")),
         "speed": {str(context): cells[context] for context in sorted(cells)},
     }
@@ -133,7 +139,8 @@ def markdown(report: dict) -> str:
     parts = [
         "# mezzotint demo\n",
         f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, torch {about['torch']}, load average "
-        f"{about['load_average']:.1f} at the end. One thread a model; state in float32.\n",
+        f"{about['load_average']:.1f} at the end. One thread a model; state in float32. "
+        f"{report['seconds_of_finished_runs']:.0f} s in all calls of `make demo` that came to their end.\n",
         table(report),
         f"Bound: {bound['rows']} held-out rows of {report['row_length']} tokens ({bound['bytes']:,} bytes), ± one standard "
         "error over rows. "

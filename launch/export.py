@@ -33,8 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
         prog="mezzotint-export",
         description="Turn the newest checkpoint of a run into a folder that mezzotint-eval and transformers can load.",
     )
-    parser.add_argument("run", metavar="RUN_FOLDER", help="run folder of mezzotint-train, e.g. runs/demo-mamba")
-    parser.add_argument("out", metavar="OUT", help="release folder to make; it must not exist yet")
+    parser.add_argument("run", metavar="RUN_FOLDER", help="run folder of mezzotint-train, e.g. runs/demo/runs/mamba")
+    parser.add_argument("out", metavar="OUT", help="release folder to make; an existing one only with --overwrite")
     parser.add_argument(
         "--ema",
         action=argparse.BooleanOptionalAction,

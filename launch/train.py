@@ -10,7 +10,7 @@ ABOUT = "Train a block-diffusion denoiser from a recipe, or go on with a run tha
 EXAMPLES = """examples:
   mezzotint-train debug --dry-run                     # resolved recipe, parameters, FLOPs; trains nothing
   mezzotint-train debug                               # seconds on a CPU; run it again to resume
-  mezzotint-train demo model.backbone=mamba run=runs/demo/mamba
+  mezzotint-train demo model.backbone=mamba run=runs/demo/runs/mamba
   mezzotint-train my_recipe.yaml optim.lr=3e-4 steps=2000
 
   # several processes: the same command under a launcher

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -112,7 +114,7 @@ class Denoiser(nn.Module):
         max_length = -(-max_length // size) * size
         dtype = self.embed.weight.dtype if dtype is None else dtype
         device = self.embed.weight.device if device is None else torch.device(device)
-        layers = tuple(layer.mixer.start(batch, max_length, dtype, device) for layer in self.layers)
+        layers = tuple(layer.mixer.start(batch, max_length, dtype, device) for layer in self._layers())
         return State(layers, torch.zeros(batch, dtype=torch.long), max_length, size)
 
     @torch.no_grad()
@@ -126,7 +128,9 @@ class Denoiser(nn.Module):
     def commit(self, clean: Tensor, state: State, blocks: Tensor | None = None) -> State:
         """The state after `clean` (B, m*G); blocks (B,): how many of the m blocks are valid in each row, None for all."""
         layout = self._cached_layout(clean, state, blocks, noisy=False)
-        return self._pass(clean, clean[:, None, :0], layout, state, None)[1]
+        _, after = self._pass(clean, clean[:, None, :0], layout, state, None)
+        assert after is not None  # a pass that is given a state returns one
+        return after
 
     @torch.no_grad()
     def advance(
@@ -134,8 +138,9 @@ class Denoiser(nn.Module):
     ) -> tuple[Tensor, State]:
         """Commit `clean` (B, m*G) and denoise `canvas` (B, G) behind it, in one pass: (logits (B, G, V), next state)."""
         layout = self._cached_layout(clean, state, blocks, noisy=True)
-        hidden, state = self._pass(clean, canvas[:, None], layout, state, levels)
-        return self.logits(hidden[:, 0]), state
+        hidden, after = self._pass(clean, canvas[:, None], layout, state, levels)
+        assert after is not None  # a pass that is given a state returns one
+        return self.logits(hidden[:, 0]), after
 
     # -- the one pass --------------------------------------------------------------------------------------------
 
@@ -146,12 +151,11 @@ class Denoiser(nn.Module):
         h = self._embed(clean, noisy, levels)
         attention = None
         if "A" in self.config.pattern:
-            dtype = self.layers[0].mixer_norm.weight.dtype if h.dtype == torch.float64 else h.dtype
-            if torch.is_autocast_enabled(h.device.type):
-                dtype = torch.get_autocast_dtype(h.device.type)
+            autocast = torch.is_autocast_enabled(h.device.type)
+            dtype = torch.get_autocast_dtype(h.device.type) if autocast else h.dtype
             attention = plan_attention(self.config, layout, cached=state is not None, device=h.device, dtype=dtype)
         layers = []
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self._layers()):
             h, layer_state = layer(h, layout, attention, None if state is None else state.layers[index])
             layers.append(layer_state)
         hidden = h[:, layout.clean_tokens :].unflatten(1, (layout.noisy_blocks, layout.block_length))
@@ -159,6 +163,9 @@ class Denoiser(nn.Module):
             return hidden, None
         length = state.length + layout.reached()[:, 0] * layout.block_length
         return hidden, State(tuple(layers), length, state.max_length, state.block_length)
+
+    def _layers(self) -> list[Layer]:
+        return cast(list[Layer], list(self.layers))
 
     def _embed(self, clean: Tensor, noisy: Tensor, levels: Tensor | None) -> Tensor:
         """(B, T + K*G, D), clean tokens first; the noise level touches noisy tokens only, so the state stays free of it."""

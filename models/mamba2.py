@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -53,7 +55,7 @@ class Mamba2(nn.Module):
             u = u.masked_fill(~valid[:, :, None, None], 0)
             dt = dt.masked_fill(~valid[:, :, None, None, None], 0)
         left, tail = self._contexts(u, layout, state.conv)
-        u = block_conv(u, left, self.conv1d.weight[:, 0], self.conv1d.bias)
+        u = block_conv(u, left, self.conv1d.weight[:, 0], cast(Tensor, self.conv1d.bias))
         xs, B, C = u.split([config.d_inner, config.d_state, config.d_state], dim=-1)
         xs = xs.unflatten(-1, (config.ssm_heads, config.ssm_head_dim))
         y, ssm = ssd(

@@ -6,6 +6,7 @@ import atexit
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,7 +57,7 @@ def join() -> Ranks:
         if cuda:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         # alone, a store in memory: a port found free may be taken before it is listened on
-        rendezvous = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
+        rendezvous: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if alone else {}
         dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=30), **rendezvous)
         atexit.register(dist.destroy_process_group)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -82,19 +82,21 @@ class _FlashTiles(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, own_k, own_v, tiles: list[Tile]) -> Tensor:
         heads = _Heads(q, k.shape[1])
-        own = None
+        own: Pair | None = None
         if own_k is not None:
-            own = tuple(heads.unown(t) for t in _forward(heads.own(q), own_k.flatten(1, 2), own_v.flatten(1, 2), None))
+            alone = _forward(heads.own(q), own_k.flatten(1, 2), own_v.flatten(1, 2), None)
+            own = heads.unown(alone[0]), heads.unown(alone[1])
         outs, lses = [], []
         for tile in tiles:
-            mine = None if own is None else tuple(t[:, :, tile.first : tile.last] for t in own)
+            part = slice(tile.first, tile.last)
+            mine = None if own is None else (own[0][:, :, part], own[1][:, :, part])
             if tile.high > tile.low:
                 seen = _forward(heads.part(q, tile), *_keys(k, v, tile), heads.mask(tile))
-                out, lse = _join(tuple(heads.unpart(t) for t in seen), mine, tile.empty)
+                out, lse = _join((heads.unpart(seen[0]), heads.unpart(seen[1])), mine, tile.empty)
             elif mine is not None:
                 out, lse = mine
             else:
-                out = torch.zeros_like(q[:, :, tile.first : tile.last])
+                out = torch.zeros_like(q[:, :, part])
                 lse = out.new_zeros(*out.shape[:-1], 1, dtype=torch.promote_types(q.dtype, torch.float32))
             outs.append(out.to(q.dtype))
             lses.append(lse)
