@@ -1,9 +1,12 @@
 """How every command ends on bad input: one sentence on standard error and exit code 2, never a traceback."""
 
+import errno
 import sys
 from collections.abc import Callable
 
 from mezzotint.data.errors import InputError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def run_command(command: Callable[[], int | None], *also: type[Exception]) -> int:
@@ -23,7 +26,11 @@ def run_command(command: Callable[[], int | None], *also: type[Exception]) -> in
     except BrokenPipeError:
         return 141
     except OSError as error:
-        if error.filename is None:  # not about a path, so not the user's to mend
+        if error.filename is not None:
+            place = f"{error.filename} cannot be read or written ({error.strerror}): check the path"
+        elif error.errno in NO_ROOM:
+            place = f"a file cannot be written ({error.strerror}): free some space, then run the same command again"
+        else:  # not the user's to mend
             raise
-        print(f"error: {error.filename} cannot be read or written ({error.strerror}): check the path", file=sys.stderr)
+        print(f"error: {place}", file=sys.stderr)
         return 2

@@ -1,5 +1,6 @@
 """Owns how files appear on disk: written beside their name, flushed, then renamed, so nobody reads half of one."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -31,6 +32,8 @@ def write_bytes(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         publish(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            partial_path(path).unlink()
         raise InputError(
             f"{path} cannot be written ({error.strerror}): choose another folder or free some space"
         ) from error

@@ -58,6 +58,7 @@ def prepare(config: PrepareConfig) -> Prepared:
             _write_parts(config, source, tokenizer, space, parts)
             _write_manifests(config, source, tokenizer, space, parts)
         except OSError as error:
+            space.discard_if_useless()
             raise InputError(
                 f"{config.out} cannot be written ({error.strerror}): free some space, then run again"
             ) from error

@@ -46,9 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it is a release")
     given = parser.parse_args(arguments)
 
-    from mezzotint.data.errors import InputError as DataInputError
+    from safetensors import SafetensorError
 
-    return run_command(lambda: _export(given), InputError, DataInputError)
+    return run_command(lambda: _export(given), InputError, SafetensorError)  # a full disk is the latter
 
 
 def _export(given: argparse.Namespace) -> int:
@@ -181,8 +181,10 @@ def _check_tokenizer(tokenizer: Tokenizer, config: ModelConfig, trained_with: st
 
 def _last_validation(run: Path, step: int) -> dict[str, str]:
     """The bound of the last validation up to `step` in metrics.jsonl, if there was one."""
+    from mezzotint.training.metrics import read_records
+
     path = run / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    records = read_records(path) if path.is_file() else []
     kept = [record for record in records if record["kind"] == "validation" and record["step"] <= step]
     units = {"bits_per_byte": "bits/byte", "nats_per_token": "nats/token"}
     return {

@@ -9,12 +9,14 @@ import time
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from training_support import command, corpus, curve, environment, recipe, recipe_file, records, run_command
 
 from mezzotint.models.errors import InputError
 from mezzotint.training import checkpoint, meter
 from mezzotint.training.checkpoint import damage, load_weights, newest
 from mezzotint.training.loop import STOPPED, train
+from mezzotint.training.metrics import read_records
 
 
 def options() -> dict:
@@ -63,6 +65,31 @@ def test_kill_and_resume_equals_the_uninterrupted_run_to_the_bit(whole, tmp_path
     assert done.returncode == 0, done.stderr
     assert "resuming" in done.stdout and "Traceback" not in done.stderr
     assert_same_run(tmp_path / "run", whole)
+
+
+def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on(whole, tmp_path, monkeypatch):
+    config = recipe(tmp_path, **options())
+    save = checkpoint._save_tensors
+
+    def full(path, tensors):
+        if "step-10" in str(path):
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        save(path, tensors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_save_tensors", full)
+        with pytest.raises(InputError, match=r"step-10\.tmp cannot be written .*No space left.*free some space"):
+            train(config)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-5"]
+    assert train(config) == 0
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_damaged_lines_of_the_metrics_are_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    good = '{"kind": "train", "step": 1}\n'
+    path.write_bytes(good.encode() + b'\xff\n[1]\n{"kind": 3}\n' + good.encode() + b'{"kind": "train", "st')
+    assert read_records(path) == [json.loads(good)] * 2
 
 
 def test_signals_save_the_step_and_exit_with_85_and_every_resume_goes_on(whole, tmp_path, monkeypatch):

@@ -11,6 +11,9 @@ import pytest
 from data_support import small_tokenizer, write_text
 
 from mezzotint.data.__main__ import main
+from mezzotint.data.cli import run_command
+from mezzotint.data.errors import InputError
+from mezzotint.data.files import write_bytes
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +168,41 @@ def test_hub_that_cannot_be_reached_ends_quickly(tmp_path, tokenizer, capsys, mo
 def test_impossible_hub_name(tmp_path, tokenizer, capsys):
     code, sentence = run(capsys, "prepare", "--input", "a b!", "--tokenizer", tokenizer, "--out", tmp_path / "out")
     assert code == 2 and "neither a file or folder nor a possible hub name" in sentence
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (PermissionError(13, "Permission denied", "x/y"), "error: x/y cannot be read or written (Permission denied)"),
+        (OSError(28, "No space left on device"), "error: a file cannot be written (No space left on device): free"),
+        (MemoryError("3 TiB"), "error: not enough memory (3 TiB)"),
+    ],
+)
+def test_a_machine_that_says_no_is_one_sentence_and_code_2(capsys, error, sentence):
+    def command():
+        raise error
+
+    assert run_command(command) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(sentence) and printed.count("\n") == 1
+
+
+def test_a_failure_that_is_nobody_s_fault_is_not_hidden():
+    def command():
+        raise OSError(10, "No child processes")
+
+    with pytest.raises(OSError):
+        run_command(command)
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_written(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        write_bytes(tmp_path / "new", b"x")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["prepare", "--help"], ["train-tokenizer", "--help"]])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from mezzotint.models.config import ModelConfig
@@ -64,12 +65,21 @@ def save(run: Path, *, state: RunState, engine: Engine, ema: Ema | None, ranks: 
             shutil.rmtree(stale, ignore_errors=True)
         beside.mkdir(parents=True)
     ranks.barrier()
-    engine.save(beside)
-    if ranks.main:
-        _save_tensors(beside / "weights.safetensors", _weights(engine))
-        if ema is not None:
-            _save_tensors(beside / "ema.safetensors", ema.weights)
-        (beside / "state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+    try:
+        engine.save(beside)
+        if ranks.main:
+            _save_tensors(beside / "weights.safetensors", _weights(engine))
+            if ema is not None:
+                _save_tensors(beside / "ema.safetensors", ema.weights)
+            (beside / "state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, RuntimeError) and "inline_container" not in str(error):
+            raise  # torch's writer of archives names its file in the message, whatever the disk said
+        shutil.rmtree(beside, ignore_errors=True)
+        raise InputError(
+            f"{beside} cannot be written ({str(error).splitlines()[0]}): free some space; the same command goes on from "
+            "the checkpoint before"
+        ) from error
     ranks.barrier()  # DeepSpeed's files of all ranks are written only here
     if ranks.main:
         _seal(beside)

@@ -115,11 +115,22 @@ class Log:
             self._board.close()
 
 
+def read_records(path: Path) -> list[dict]:
+    """The records of a metrics file, in order, without lines that a crash or a full disk has cut off."""
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        try:
+            record = json.loads(line) if line.endswith("\n") else None
+        except ValueError:
+            continue
+        if isinstance(record, dict) and {"kind", "step"} <= record.keys():
+            records.append(record)
+    return records
+
+
 def _truncate(path: Path, first_step: int) -> list[dict]:
     """Keep whole records of steps up to `first_step` and return them; the file is replaced in one move."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    records = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be cut off in the middle
-    kept = [record for record in records if record["step"] <= first_step]
+    kept = [record for record in read_records(path) if record["step"] <= first_step]
     beside = path.with_suffix(".tmp")
     beside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
     os.replace(beside, path)
