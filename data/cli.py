@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from mezzotint.data.errors import InputError
 
+TORCH_MEMORY = ("can't allocate memory", "out of memory")  # of a processor, of a card: torch raises RuntimeErrors
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -17,8 +18,11 @@ def run_command(command: Callable[[], int | None], *also: type[Exception]) -> in
     except expected as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except MemoryError as error:
-        print(f"error: not enough memory ({error or 'nothing left'}): ask for less at once", file=sys.stderr)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in TORCH_MEMORY):
+            raise
+        reason = (str(error).splitlines() or ["nothing left"])[0]
+        print(f"error: not enough memory ({reason}): take less at once, fewer or shorter rows", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: run the same command again to go on", file=sys.stderr)

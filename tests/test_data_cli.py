@@ -176,6 +176,7 @@ def test_impossible_hub_name(tmp_path, tokenizer, capsys):
         (PermissionError(13, "Permission denied", "x/y"), "error: x/y cannot be read or written (Permission denied)"),
         (OSError(28, "No space left on device"), "error: a file cannot be written (No space left on device): free"),
         (MemoryError("3 TiB"), "error: not enough memory (3 TiB)"),
+        (RuntimeError("CUDA out of memory. Tried\nand failed"), "error: not enough memory (CUDA out of memory. Tried)"),
     ],
 )
 def test_a_machine_that_says_no_is_one_sentence_and_code_2(capsys, error, sentence):
@@ -187,11 +188,12 @@ def test_a_machine_that_says_no_is_one_sentence_and_code_2(capsys, error, senten
     assert printed.startswith(sentence) and printed.count("\n") == 1
 
 
-def test_a_failure_that_is_nobody_s_fault_is_not_hidden():
+@pytest.mark.parametrize("error", [OSError(10, "No child processes"), RuntimeError("shapes differ")])
+def test_a_failure_that_is_not_the_users_is_not_hidden(error):
     def command():
-        raise OSError(10, "No child processes")
+        raise error
 
-    with pytest.raises(OSError):
+    with pytest.raises(type(error)):
         run_command(command)
 
 
