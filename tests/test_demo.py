@@ -51,7 +51,7 @@ def test_killed_then_finished_then_skipped(tmp_path):
     report = json.loads((out / "report.json").read_text())
     assert set(report["arms"]) == {"attention", "mamba", "hybrid"}
     for arm in report["arms"].values():
-        assert arm["tokens_seen"] == 4 * 4 * 512
+        assert arm["tokens_seen"] == 4 * 4 * 256
         assert arm["reload_difference"] <= 1e-5
     mamba = report["arms"]["mamba"]["speed"]
     assert len({cell["state_bytes"] for cell in mamba.values()}) == 1, "constant from 1k to 256k, to the byte"
