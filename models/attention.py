@@ -57,10 +57,8 @@ def _inner_tiles(layout: Layout, device, dtype: torch.dtype) -> list[Tile] | Non
     size = layout.block_length
     low = document_starts(ids, 1)
     high = size - document_starts(ids.flip(1), 1).flip(1)
-    block = (torch.arange(layout.noisy_blocks) * size).repeat(layout.batch)[
-        :, None
-    ]  # keys are numbered over all blocks
-    low, high = ((t + block).view(layout.batch, -1) for t in (low, high))
+    first = torch.arange(layout.noisy_blocks).repeat(layout.batch) * size  # keys are numbered over all blocks
+    low, high = ((t + first[:, None]).view(layout.batch, -1) for t in (low, high))
     return plan_tiles(low, high, block_length=1, device=device, dtype=dtype)
 
 

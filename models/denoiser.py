@@ -97,8 +97,9 @@ class Denoiser(nn.Module):
         """(..., D) -> (..., V); -inf at the mask token, which is never predicted (SUBS), and at the pad token."""
         weight = self.embed.weight if self.config.tie_embeddings else self.head.weight
         logits = nn.functional.linear(self.norm(hidden), weight)
-        never = torch.tensor([self.config.mask_token_id, self.config.pad_token_id], device=logits.device)
-        return logits.index_fill(-1, never, -torch.inf)
+        for never in (self.config.mask_token_id, self.config.pad_token_id):
+            logits[..., never] = -torch.inf  # in place: no second copy of the logits, no index tensor to send
+        return logits
 
     # -- decoding ------------------------------------------------------------------------------------------------
 

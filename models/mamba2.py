@@ -101,7 +101,5 @@ def _left_of_frontiers(clean: Tensor, tail: Tensor, width: int) -> Tensor:
     size = clean.shape[2]
     if size >= width:
         return torch.cat([tail[:, None], clean[:, :, size - width :]], dim=1)
-    history = torch.cat([tail, clean.flatten(1, 2)], dim=1)
-    return history.unfold(1, width, size).transpose(
-        -1, -2
-    )  # a block shorter than the kernel: the context spans several
+    history = torch.cat([tail, clean.flatten(1, 2)], dim=1)  # a context spans several blocks
+    return history.unfold(1, width, size).transpose(-1, -2)
