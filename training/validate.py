@@ -1,8 +1,9 @@
-"""The likelihood bound on held-out rows under fixed noise, with its standard error, and by noise level."""
+"""The likelihood bound on held-out rows under fixed noise, with its standard error, by noise level and by position."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +16,10 @@ from mezzotint.data.rows import RowSource
 from mezzotint.data.tokenizer import Tokenizer
 from mezzotint.models.errors import InputError
 from mezzotint.models.schedule import Schedule
+from mezzotint.training.breakdown import Breakdown, means, named
 from mezzotint.training.distributed import Ranks
 from mezzotint.training.noise import NoiseSource
-from mezzotint.training.objective import Objective
-
-LEVELS = 10  # bins of the noise level
+from mezzotint.training.objective import BlockSums, Objective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +55,15 @@ class Bound:
     nats_per_token_error: float  # standard error over rows
     bits_per_byte: float
     bits_per_byte_error: float
-    nll_by_level: tuple[float, ...]  # nats per masked token at noise levels 0 .. 0.1, 0.1 .. 0.2, ...
+    # nats per masked token, NaN where nothing was masked: by noise level, by place in the row
+    nll_by_level: tuple[float, ...]
+    nll_by_position: tuple[float, ...]
+    row_blocks: int
 
-    def record(self) -> dict:
-        values = {name: value for name, value in vars(self).items() if name != "nll_by_level"}
-        return values | {f"nll_level_{i / LEVELS:.1f}": value for i, value in enumerate(self.nll_by_level)}
+    def record(self) -> dict[str, float]:
+        names = ("nats_per_token", "nats_per_token_error", "bits_per_byte", "bits_per_byte_error")
+        values = {name: value for name, value in vars(self).items() if name in names}
+        return values | named(self.nll_by_level, self.nll_by_position, row_blocks=self.row_blocks)
 
 
 def load_held_out(
@@ -86,12 +90,21 @@ def load_held_out(
 
 
 @torch.no_grad()
-def bound(objective: Objective, held_out: HeldOut, *, config: ValidationConfig, micro_rows: int, ranks: Ranks) -> Bound:
+def bound(
+    objective: Objective,
+    held_out: HeldOut,
+    *,
+    config: ValidationConfig,
+    micro_rows: int,
+    ranks: Ranks,
+    stopped: Callable[[], bool],
+) -> Bound | None:
     """The bound of the model inside `objective`, whatever it is trained with: all frontiers, linear noise; collective.
 
     The noise is fixed by (validation seed, draw, row), so two bounds differ by their models alone. Levels are
     stratified over all rows and blocks of a draw. The standard error is over rows, by linearising the
     ratio of sums: it holds the spread of rows and of noise together (stratification makes it a little too large).
+    Before every micro-batch the ranks agree whether `stopped` is true on one of them: then all return None.
     """
     size = objective.model.config.block_length
     judge = Objective(objective.model, Schedule(), loss_chunk=objective.loss_chunk)
@@ -99,35 +112,37 @@ def bound(objective: Objective, held_out: HeldOut, *, config: ValidationConfig, 
     source = NoiseSource(
         seed=config.seed, rows_per_step=rows, row_blocks=length // size, slots=length // size, block_length=size
     )
-    row_sums = torch.zeros(rows, dtype=torch.float64)
-    level_sums = torch.zeros(2, LEVELS, dtype=torch.float64)
+    row_sums, breakdown = torch.zeros(rows, dtype=torch.float64), Breakdown(length // size, torch.device("cpu"))
     batches = [(draw, first) for draw in range(config.draws) for first in range(0, rows, micro_rows)]
-    for draw, first in batches[ranks.rank :: ranks.world]:
-        part = slice(first, min(first + micro_rows, rows))
-        noise = source.draw(step=draw, first_row=first, blocks=held_out.blocks[part])
-        tokens, documents = (x[part].to(ranks.device) for x in (held_out.tokens, held_out.documents))
-        _, sums = judge(tokens, documents, noise)
-        nll, masked = sums.nll.double().cpu(), sums.masked.double().cpu()
-        row_sums[part] += (nll / noise.levels * noise.share[:, None]).sum(dim=1)
-        bins = (noise.levels * LEVELS).long().clamp(max=LEVELS - 1)
-        level_sums[0].index_add_(0, bins.flatten(), nll.flatten())
-        level_sums[1].index_add_(0, bins.flatten(), masked.flatten())
-    total = ranks.sum(torch.cat([row_sums, level_sums.flatten()]))
-    return summarize(total[:rows] / config.draws, held_out, total[rows:].view(2, LEVELS))
+    for turn in range(0, len(batches), ranks.world):  # the same number of turns on all ranks
+        if ranks.sum(torch.tensor([float(stopped())])) > 0:
+            return None
+        for draw, first in batches[turn + ranks.rank : turn + ranks.rank + 1]:  # none left for some in the last turn
+            part = slice(first, min(first + micro_rows, rows))
+            noise = source.draw(step=draw, first_row=first, blocks=held_out.blocks[part])
+            tokens, documents = (x[part].to(ranks.device) for x in (held_out.tokens, held_out.documents))
+            _, sums = judge(tokens, documents, noise)
+            sums = BlockSums(sums.nll.double().cpu(), sums.masked.cpu())
+            row_sums[part] += (sums.nll / noise.levels * noise.share[:, None]).sum(dim=1)
+            breakdown.add([(noise, sums)])
+    total = ranks.sum(torch.cat([row_sums, breakdown.take()]))
+    return summarize(total[:rows] / config.draws, held_out, total[rows:], row_blocks=length // size)
 
 
-def summarize(row_sums: Tensor, held_out: HeldOut, level_sums: Tensor) -> Bound:
-    """From nats of each row (R,), and (2, LEVELS) sums of nats and of masked tokens."""
+def summarize(row_sums: Tensor, held_out: HeldOut, bin_sums: Tensor, *, row_blocks: int) -> Bound:
+    """From nats of each row (R,), and the sums of a Breakdown."""
     tokens = (held_out.documents >= 0).sum(dim=1).double()
     nats, nats_error = ratio(row_sums, tokens)
     bits, bits_error = ratio(row_sums / math.log(2), held_out.bytes)
-    by_level = (level_sums[0] / level_sums[1].clamp(min=1)).tolist()
+    by_level, by_position = means(bin_sums)
     return Bound(
         nats_per_token=nats,
         nats_per_token_error=nats_error,
         bits_per_byte=bits,
         bits_per_byte_error=bits_error,
         nll_by_level=tuple(by_level),
+        nll_by_position=tuple(by_position),
+        row_blocks=row_blocks,
     )
 
 
