@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: JSONL without gaps or repeats, TensorBoard, and a line with the time left."""
+"""What a run writes down as it goes: JSONL without gaps or repeats, the boards beside it, and a line with the time left."""
 
 from __future__ import annotations
 
@@ -8,29 +8,36 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import torch
 
 from mezzotint.models.config import ModelConfig, pass_flops, visible_pairs
 from mezzotint.models.errors import InputError
+from mezzotint.training.append import Appended
+from mezzotint.training.board import Board, Record, TensorBoard, Wandb
 from mezzotint.training.noise import Noise
 
 # dense bfloat16 peaks in TFLOP/s, from the makers' data sheets; float32 parameters under autocast run at these
 PEAKS = {"A100": 312, "H100": 989, "H200": 989, "B200": 2250}
 
 
+DRAWN = ("train", "validation", "event")  # kinds of records that the boards get too
+
+
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """every: steps between records."""
+    """every: steps between records; wandb: name of a project, null for none."""
 
     every: int = 10
     tensorboard: bool = True
+    wandb: str | None = None
     peak_tflops: float | None = None  # of one device, for utilization; null: known GPUs by name, else measured at start
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise InputError(f"log.every is {self.every}; it must be at least 1")
+        if self.wandb == "":
+            raise InputError("log.wandb is empty; give the name of a project, or null")
         if self.peak_tflops is not None and self.peak_tflops <= 0:
             raise InputError(f"log.peak_tflops is {self.peak_tflops}; it must be above 0, or null")
 
@@ -86,33 +93,37 @@ def device_peak(config: LogConfig, device: torch.device, *, autocast: bool) -> f
 
 
 class Log:
-    """The files of a run's main rank. Opening at step N drops what an interrupted run wrote for later steps."""
+    """The records of a run, on its main rank. Opening at step N drops what an interrupted start wrote for later steps.
 
-    def __init__(self, folder: Path, *, first_step: int, tensorboard: bool) -> None:
-        self.path = folder / "metrics.jsonl"
-        kept = _truncate(self.path, first_step) if self.path.exists() else []
-        self.seconds_before = kept[-1]["seconds"] if kept else 0.0  # training time of earlier starts
-        self._file: IO[str] = self.path.open("a", encoding="utf-8")
-        self._board = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
+    kept: the records of earlier starts, up to step N. What a full disk does not take waits in memory: training goes on.
+    """
 
-            self._board = SummaryWriter(str(folder / "tb"), purge_step=first_step)
+    def __init__(self, folder: Path, *, first_step: int, config: LogConfig, recipe: Record) -> None:
+        path = folder / "metrics.jsonl"
+        self.kept = _truncate(path, first_step) if path.exists() else []
+        self.seconds_before = self.kept[-1]["seconds"] if self.kept else 0.0  # training time of earlier starts
+        self._file = Appended(path)
+        self._boards: list[Board] = [TensorBoard(folder, first_step=first_step)] if config.tensorboard else []
+        if config.wandb is not None:
+            drawn = [record for record in self.kept if record["kind"] in DRAWN]
+            self._boards.append(Wandb(folder, config.wandb, recipe=recipe, before=drawn))
 
     def write(self, kind: str, step: int, values: dict) -> None:
-        """One record, on the disk when this returns; step: optimizer steps done."""
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        if self._board is not None:
-            for name, value in values.items():
-                if isinstance(value, (int, float)):
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+        """One record, on the disk when this returns; step: optimizer steps done. What is not finite becomes null."""
+        record = {"kind": kind, "step": step, "time": time.time(), **values}
+        record = {name: value if _finite(value) else None for name, value in record.items()}
+        self._file.add((json.dumps(record) + "\n").encode())
+        if kind in DRAWN:
+            for board in self._boards:
+                board.write(record)
 
     def close(self) -> None:
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for file in (self._file, *self._boards):
+            file.close()
+
+
+def _finite(value: object) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def read_records(path: Path) -> list[dict]:
@@ -137,15 +148,19 @@ def _truncate(path: Path, first_step: int) -> list[dict]:
     return kept
 
 
-def progress_line(step: int, steps: int, values: dict, seconds_left: float) -> str:
+def progress_line(step: int, steps: int, values: dict, seconds_left: float | None) -> str:
     """The line a user watches."""
-    left = (
-        time.strftime("%H:%M:%S", time.gmtime(seconds_left))
-        if seconds_left < 86_400
-        else f"{seconds_left / 86_400:.1f} days"
-    )
     return (
         f"step {step}/{steps}  loss {values['loss']:.4f}  lr {values['lr']:.2e}  grad {values['gradient_norm']:.2f}  "
         f"{values['unique_tokens_per_second']:,.0f} tok/s  {values['supervised_tokens_per_second']:,.0f} supervised/s  "
-        f"{values['utilization']:.0%} of peak  {left} left"
+        f"{values['utilization']:.0%} of peak  {duration(seconds_left)} left"
     )
+
+
+def duration(seconds: float | None) -> str:
+    """Hours, minutes and seconds below a day, else days; a dash for what is not known."""
+    if seconds is None:
+        return "-"
+    if seconds >= 86_400:
+        return f"{seconds / 86_400:.1f} days"
+    return time.strftime("%H:%M:%S", time.gmtime(seconds))
