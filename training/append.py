@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Appended:
-    """Pieces appended to `path`, each on the disk when `add` returns; what finds no room waits in memory, and is said once."""
+    """Pieces appended to `path`, each on the disk when `add` returns. What finds no room waits, and is said once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

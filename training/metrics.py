@@ -118,8 +118,9 @@ class Log:
                 board.write(record)
 
     def close(self) -> None:
-        for file in (self._file, *self._boards):
-            file.close()
+        self._file.close()
+        for board in self._boards:
+            board.close()
 
 
 def _finite(value: object) -> bool:
