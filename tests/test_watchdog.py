@@ -43,8 +43,19 @@ with Watchdog(Path(folder), rank=int(rank), world=int(world), limit=float(limit)
 """
 
 
-def rank(folder: Path, number: int, what: str, *, world: int = 1, limit: float = LIMIT) -> subprocess.Popen:
-    arguments = [sys.executable, "-c", PROGRAM, str(folder), str(number), str(world), str(limit), what]
+def rank(
+    folder: Path, number: int, what: str, *, world: int = 1, limit: float = LIMIT, before: str = ""
+) -> subprocess.Popen:
+    arguments = [
+        sys.executable,
+        "-c",
+        f"from mezzotint.training import watchdog; {before}\n" + PROGRAM,
+        str(folder),
+        str(number),
+        str(world),
+        str(limit),
+        what,
+    ]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     return process
@@ -128,15 +139,17 @@ def test_beats_keep_it_quiet_and_it_leaves_nothing(tmp_path):
     assert signal.getsignal(signal.SIGQUIT) == before
 
 
-def test_a_suspended_job_goes_on(tmp_path, started):
-    """Its clock ran on, but it did not hang: time that the watchdog itself did not see does not count."""
-    process = rank(tmp_path, 0, "beating", limit=30)
+def test_time_in_which_the_process_was_suspended_does_not_count(tmp_path, started):
+    """Its clock runs on, but nothing hung: 1.6 of the 2 seconds pass while the watchdog is stopped as well."""
+    process = rank(tmp_path, 0, "hanging", limit=2, before="watchdog.SLOW_TICK = 0")
     started.append(process)
+    time.sleep(0.5)
     process.send_signal(signal.SIGSTOP)
-    time.sleep(1.0)
+    time.sleep(1.6)
     process.send_signal(signal.SIGCONT)
-    time.sleep(1.0)
+    time.sleep(0.7)
     assert process.poll() is None
+    assert process.wait(timeout=30) == outcome.HUNG
 
 
 def test_limit_zero_turns_it_off(tmp_path):
