@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import os
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ from mezzotint.models.errors import InputError
 from mezzotint.training.append import Appended
 
 Record = dict[str, Any]
+FINISH_SECONDS = 30  # that wandb may take at the end of a start to send what it holds: a cluster waits no longer
 
 
 class Board(Protocol):
@@ -62,69 +65,90 @@ def _event(**fields: Any) -> bytes:
 
 
 class Wandb:
-    """One wandb run over all starts of a run folder; its id and the last step sent are kept in `folder/wandb.json`.
+    """One wandb run over all starts of a run folder; `folder/wandb.json` keeps its id.
 
-    A row of wandb is a step, and it is sent whole: once a record of a later step comes, or at the end. Steps that an
-    earlier start has sent are not sent again (a resumed run repeats them to the bit); records in `before` that it
-    has not sent are sent first.
+    A row of wandb is a step, and it is sent whole: once a record of a later step comes, or at the end. `before` are the
+    records of earlier starts. A server says which steps it has: the others of `before` are sent first, and what it has
+    is never sent again (a resumed run repeats it to the bit). Offline nobody knows what a killed start still wrote: there
+    every start writes the whole curve, and removes the folders it replaces.
     """
 
     def __init__(self, folder: Path, project: str, *, recipe: Record, before: list[Record]) -> None:
         wandb = import_wandb()
-        self._place = folder / "wandb.json"
-        known = self._read()
+        known = _known(folder / "wandb.json")
         sha = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
         if known.get("project") != project or (not before and known.get("recipe") != sha):
             known = {}  # another project, or a start from nothing with another recipe: not the same curve
+        os.environ.setdefault("WANDB_FINISH_TIMEOUT", str(FINISH_SECONDS))
+        older = set(folder.glob(f"wandb/offline-run-*-{known['id']}")) if known else set()
         options = {"id": known["id"], "resume": "allow"} if known else {}
+        self._run: Any = None
+        self._row: dict[str, float] = {}
+        self._step = self._sent = -1
         try:
             self._run = wandb.init(project=project, name=folder.name, dir=str(folder), config=recipe, **options)
+            self._sent = self._run.step - 1 if self._run.resumed else -1
         except Exception as error:  # wandb raises classes of its own, and those of its parts
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise InputError(
-                f"log.wandb: wandb does not start ({reason}): run `wandb login`, or set WANDB_MODE=offline, or leave out "
-                "log.wandb"
-            ) from None
-        self._known = {"id": self._run.id, "project": project, "recipe": sha, "step": known.get("step", -1)}
-        # a server says itself which steps it has; offline, the last one sent
-        self._sent = self._run.step - 1 if self._run.resumed else self._known["step"]
-        self._row: dict[str, float] = {}
-        self._step = -1
-        self._save()
+            if not known:
+                raise InputError(
+                    f"log.wandb: wandb does not start ({reason}): run `wandb login`, or set WANDB_MODE=offline, or leave "
+                    "out log.wandb"
+                ) from None
+            self._give_up(reason)
+            return
+        _write(folder / "wandb.json", {"id": self._run.id, "project": project, "recipe": sha})
+        if self._run.offline:
+            for path in older:
+                shutil.rmtree(path, ignore_errors=True)
         for record in before:
             self.write(record)
 
     def write(self, record: Record) -> None:
-        step = record["step"]
-        if step <= self._sent:
+        if record["step"] <= self._sent:
             return
-        if step != self._step:
+        if record["step"] != self._step:
             self._send()
-            self._step = step
+            self._step = record["step"]
         self._row |= {f"{record['kind']}/{name}": value for name, value in numbers(record).items()}
 
     def close(self) -> None:
         self._send()
-        self._run.finish()
+        if self._run is not None:
+            try:
+                self._run.finish()
+            except Exception as error:
+                self._give_up(str(error) or type(error).__name__)
 
     def _send(self) -> None:
-        """The row of the step so far, then how far we are."""
-        if self._row:
-            self._run.log(self._row, step=self._step)
-            self._sent, self._row = self._step, {}
-            self._save()
+        """The row of the step so far."""
+        if self._run is not None and self._row:
+            try:
+                self._run.log(self._row, step=self._step)
+            except Exception as error:  # its process may have been killed: no reason to end a run
+                self._give_up(str(error) or type(error).__name__)
+        self._row = {}
 
-    def _read(self) -> Record:
-        try:
-            known = json.loads(self._place.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return known if isinstance(known, dict) and {"id", "step"} <= known.keys() else {}
+    def _give_up(self, reason: str) -> None:
+        print(f"warning: wandb is gone ({reason}): training goes on, the next start catches it up", flush=True)
+        self._run = None
+        with contextlib.suppress(Exception):  # else wandb tries the same at the end of the process, with a traceback
+            import_wandb().teardown()
 
-    def _save(self) -> None:
-        beside = self._place.with_suffix(".json.tmp")
-        beside.write_text(json.dumps(self._known | {"step": self._sent}), encoding="utf-8")
-        os.replace(beside, self._place)
+
+def _known(place: Path) -> Record:
+    """What an earlier start has left; nothing when there is none or it is damaged."""
+    try:
+        known = json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) and "id" in known else {}
+
+
+def _write(place: Path, known: Record) -> None:
+    beside = place.with_suffix(".json.tmp")
+    beside.write_text(json.dumps(known), encoding="utf-8")
+    os.replace(beside, place)
 
 
 def numbers(record: Record) -> dict[str, float]:
