@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -34,6 +35,16 @@ class Layer(nn.Module):
         y, state = self.mixer(self.mixer_norm(h), plan, state)
         h = h + y
         return h + self.mlp(self.mlp_norm(h)), state
+
+
+LayerRun = Callable[[Layer, Tensor, Layout, AttentionPlan | None, LayerState | None], tuple[Tensor, LayerState | None]]
+
+
+def run_layer(
+    layer: Layer, h: Tensor, layout: Layout, attention: AttentionPlan | None, state: LayerState | None
+) -> tuple[Tensor, LayerState | None]:
+    """The plain way to run a layer; training may pass another that computes the same and keeps less."""
+    return layer(h, layout, attention, state)
 
 
 class Denoiser(nn.Module):
@@ -83,15 +94,19 @@ class Denoiser(nn.Module):
         frontiers: Tensor,
         documents: Tensor | None = None,
         levels: Tensor | None = None,
+        run: LayerRun = run_layer,
     ) -> Tensor:
-        """Final hidden states (B, K, G, D) of the noisy blocks, before norm and head; arguments as in `forward`."""
+        """Final hidden states (B, K, G, D) of the noisy blocks, before norm and head; arguments as in `forward`.
+
+        run: how each layer is called (activation checkpointing, compilation).
+        """
         layout = make_layout(
             block_length=self.config.block_length,
             clean_tokens=clean.shape[1],
             frontiers=frontiers.cpu(),
             documents=documents,
         )
-        return self._pass(clean, noisy, layout, None, levels)[0]
+        return self._pass(clean, noisy, layout, None, levels, run)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V); -inf at the mask token, which is never predicted (SUBS), and at the pad token."""
@@ -146,7 +161,13 @@ class Denoiser(nn.Module):
     # -- the one pass --------------------------------------------------------------------------------------------
 
     def _pass(
-        self, clean: Tensor, noisy: Tensor, layout: Layout, state: State | None, levels: Tensor | None
+        self,
+        clean: Tensor,
+        noisy: Tensor,
+        layout: Layout,
+        state: State | None,
+        levels: Tensor | None,
+        run: LayerRun = run_layer,
     ) -> tuple[Tensor, State | None]:
         """Hidden states (B, K, G, D) of the noisy blocks and the state behind the clean ones."""
         h = self._embed(clean, noisy, levels)
@@ -157,7 +178,7 @@ class Denoiser(nn.Module):
             attention = plan_attention(self.config, layout, cached=state is not None, device=h.device, dtype=dtype)
         layers = []
         for index, layer in enumerate(self._layers()):
-            h, layer_state = layer(h, layout, attention, None if state is None else state.layers[index])
+            h, layer_state = run(layer, h, layout, attention, None if state is None else state.layers[index])
             layers.append(layer_state)
         hidden = h[:, layout.clean_tokens :].unflatten(1, (layout.noisy_blocks, layout.block_length))
         if state is None:

@@ -6,17 +6,19 @@ import shutil
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from training_support import command, corpus, curve, environment, recipe, recipe_file, records, run_command
 
 from mezzotint.models.errors import InputError
-from mezzotint.training import checkpoint, meter
+from mezzotint.training import checkpoint, meter, outcome, saver
 from mezzotint.training.checkpoint import damage, load_weights, newest
-from mezzotint.training.loop import STOPPED, train
+from mezzotint.training.engine import Engine
+from mezzotint.training.loop import train
 from mezzotint.training.metrics import read_records
+from mezzotint.training.outcome import DIVERGED, STOPPED
 
 
 def options() -> dict:
@@ -44,7 +46,8 @@ def copy(whole, tmp_path):
 
 def assert_same_run(run, whole):
     assert curve(run) == curve(whole)
-    strip = [[{k: v for k, v in r.items() if k != "seconds"} for r in records(x, "validation")] for x in (run, whole)]
+    clocks = ("seconds", "bound_seconds", "time")
+    strip = [[{k: v for k, v in r.items() if k not in clocks} for r in records(x, "validation")] for x in (run, whole)]
     assert strip[0] == strip[1]
     for ema in (False, True):
         (config, mine), (other, expected) = load_weights(run, ema=ema), load_weights(whole, ema=ema)
@@ -67,22 +70,62 @@ def test_kill_and_resume_equals_the_uninterrupted_run_to_the_bit(whole, tmp_path
     assert_same_run(tmp_path / "run", whole)
 
 
-def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on(whole, tmp_path, monkeypatch):
-    config = recipe(tmp_path, **options())
-    save = checkpoint._save_tensors
+def test_a_full_disk_is_told_and_training_goes_on(whole, tmp_path, monkeypatch, capsys):
+    write = saver.write_pieces
 
-    def full(path, tensors):
+    def full(path, pieces):
         if "step-10" in str(path):
-            raise SafetensorError("I/O error: No space left on device (os error 28)")
-        save(path, tensors)
+            path.write_bytes(b"some")
+            raise OSError(28, "No space left on device", str(path))
+        return write(path, pieces)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_save_tensors", full)
-        with pytest.raises(InputError, match=r"step-10\.tmp cannot be written .*No space left.*free some space"):
-            train(config)
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-5"]
-    assert train(config) == 0
+    monkeypatch.setattr(saver, "write_pieces", full)
+    assert train(recipe(tmp_path, **(options() | {"checkpoint": {"every": 5, "keep": 9}}))) == 0
+    printed = capsys.readouterr().out
+    assert "No space left on device" in printed and "no checkpoint of step 10" in printed
+    kept = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == ["step-0", "step-15", "step-20", "step-5"]
     assert_same_run(tmp_path / "run", whole)
+
+
+def test_too_little_room_is_seen_before_anything_is_written(tmp_path, monkeypatch, capsys):
+    config = recipe(tmp_path, steps=3, checkpoint={"every": 1, "keep": 9})
+    monkeypatch.setattr(saver.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(InputError, match="cannot hold a checkpoint"):
+        train(config)
+    assert "MiB free and" in capsys.readouterr().out
+    assert not list((tmp_path / "run" / "checkpoints").iterdir()) and not (tmp_path / "run" / "latest").exists()
+    with pytest.raises(InputError, match="no checkpoint of its last step"):
+        train(recipe(tmp_path, steps=3, checkpoint={"every": 1, "at_start": False}))
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch, capsys):
+    step = Engine.step
+
+    def spoil(self, lr):
+        norm = step(self, lr)
+        spoil.steps += 1
+        if spoil.steps == 7:
+            self.fragments()[0].views["weights"][3] = torch.inf
+        return norm
+
+    spoil.steps = 0
+    monkeypatch.setattr(Engine, "step", spoil)
+    assert train(recipe(tmp_path, **options(), guard={"skip_budget": 100})) == DIVERGED
+    assert "weights are not finite" in capsys.readouterr().out
+    assert (tmp_path / "run" / "latest").read_text() == "step-5\n"
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-0", "step-5"]
+    assert outcome.read(tmp_path / "run").code == DIVERGED
+
+
+def test_steps_to_keep_stay(tmp_path):
+    assert train(recipe(tmp_path, steps=8, checkpoint={"every": 1, "keep": 2, "keep_every": 3})) == 0
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == [
+        "step-3",
+        "step-6",
+        "step-7",
+        "step-8",
+    ]
 
 
 def test_damaged_lines_of_the_metrics_are_left_out(tmp_path):
@@ -116,7 +159,7 @@ class Crash(Exception):
 
 @pytest.mark.parametrize(
     "point",
-    ["engine", "_save_tensors", "_seal", "_sync", "_point", "_keep_newest", "replace-folder", "replace-pointer"],
+    ["begin", "_put_in_place", "seal", "sync", "point", "prune", "replace-folder", "replace-pointer"],
 )
 def test_a_crash_inside_a_save_leaves_the_checkpoint_before_or_the_new_one(whole, copy, monkeypatch, point):
     calls = []
@@ -129,14 +172,11 @@ def test_a_crash_inside_a_save_leaves_the_checkpoint_before_or_the_new_one(whole
     shutil.rmtree(copy / "checkpoints" / "step-20")  # as if its save had not begun
     (copy / "latest").write_text("step-15\n")
     with monkeypatch.context() as patch:
-        if point == "engine":
-            patch.setattr("mezzotint.training.engine.Engine.save", crash)
-        elif point == "replace-folder":
-            patch.setattr(
-                checkpoint.os, "replace", crash_on(os.replace, lambda target: target.name == "step-20", crash)
-            )
-        elif point == "replace-pointer":
-            patch.setattr(checkpoint.os, "replace", crash_on(os.replace, lambda target: target.name == "latest", crash))
+        if point in ("begin", "_put_in_place"):
+            patch.setattr(saver.Saver, point, crash)
+        elif point.startswith("replace"):
+            name = {"replace-folder": "step-20", "replace-pointer": "latest"}[point]
+            patch.setattr(checkpoint.os, "replace", crash_on(os.replace, lambda target: target.name == name, crash))
         else:
             patch.setattr(checkpoint, point, crash)
         with pytest.raises(Crash):
@@ -174,12 +214,15 @@ def test_every_damage_to_every_file_is_found_by_name(copy):
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(whole, copy, capsys):
-    path = copy / "checkpoints" / "step-20" / "weights.safetensors"
+    path = copy / "checkpoints" / "step-20" / "rank-00000-of-00001.safetensors"
     path.write_bytes(path.read_bytes()[:-7])
     config = recipe(copy.parent, f"run={copy}", **options())
     assert train(config) == 0
     printed = capsys.readouterr().out
-    assert "step-20 is damaged (weights.safetensors has" in printed and f"resuming {copy} at step 15" in printed
+    assert (
+        "step-20 is damaged (rank-00000-of-00001.safetensors has" in printed
+        and f"resuming {copy} at step 15" in printed
+    )
     assert_same_run(copy, whole)
     assert (copy / "checkpoints" / "step-20.damaged").is_dir()
 
@@ -203,16 +246,34 @@ def test_a_run_whose_checkpoints_are_all_damaged_never_starts_over(copy):
         ("seed=9", ["seed 1", "has 9"]),
         ("model.d_ff=64", ["model.d_ff 32", "has 64"]),
         ("objective.frontiers=one", ["objective.frontiers all", "has one"]),
-        ("engine.zero_stage=0", ["engine.zero_stage 1", "has 0"]),
+        ("engine.precision=autocast", ["engine.precision float32", "has autocast"]),
         ("data.seed=4", ["data and its order"]),
     ],
 )
 def test_another_recipe_or_data_is_refused_with_both_values_and_nothing_written(copy, override, words):
-    before = {name: (copy / name).stat().st_mtime_ns for name in files_of(copy)}
+    def written() -> dict:
+        return {n: (copy / n).stat().st_mtime_ns for n in files_of(copy) if n not in ("lock", "outcome.json")}
+
+    before = written()
     with pytest.raises(InputError) as error:
         train(recipe(copy.parent, f"run={copy}", override, **options()))
     assert all(word in str(error.value) for word in words), error.value
-    assert {name: (copy / name).stat().st_mtime_ns for name in files_of(copy)} == before
+    assert written() == before
+    assert outcome.read(copy).code == 2
+
+
+def test_a_refused_start_leaves_no_folder(tmp_path):
+    with pytest.raises(InputError):
+        train(recipe(tmp_path, data={"sources": [["nowhere", 1.0]], "row_length": 32}))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("override", ["engine.zero_stage=3", "engine.zero_stage=0", "engine.activations=layer"])
+def test_a_run_goes_on_under_another_stage(whole, copy, override):
+    shutil.rmtree(copy / "checkpoints" / "step-20")
+    assert train(recipe(copy.parent, f"run={copy}", override, **options())) == 0
+    pairs = list(zip(records(copy), records(whole), strict=True))
+    assert all(mine["loss"] == pytest.approx(theirs["loss"], rel=1e-6) for mine, theirs in pairs)
 
 
 def test_a_longer_run_goes_on_from_a_finished_one(copy):

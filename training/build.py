@@ -45,6 +45,10 @@ def make_plan(config: TrainConfig) -> Plan:
     model = resolve_model(base, config.model, block_length=block, manifest=manifest)
     if row_wide and "M" in model.pattern:
         raise InputError(f"model.block 'row' is for attention alone; the pattern {model.pattern} has Mamba layers")
+    if config.engine.precision == "bf16" and "M" in model.pattern:
+        raise InputError(
+            f"engine.precision 'bf16' would round the time scales of the Mamba layers in {model.pattern}: use 'autocast'"
+        )
     for source in loader.manifests:
         check_tokenizer(source, tokenizer)
         check_vocabulary(source, model.vocab_size)

@@ -1,4 +1,4 @@
-"""Run folders: checkpoints that exist whole or not at all, the newest complete one, and the weights inside."""
+"""Run folders: what a checkpoint is, which of them are complete, the newest complete one, and the weights inside."""
 
 from __future__ import annotations
 
@@ -7,88 +7,61 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from mezzotint.models.config import ModelConfig
 from mezzotint.models.errors import InputError
-from mezzotint.training.distributed import Ranks
-from mezzotint.training.ema import Ema
-from mezzotint.training.engine import Engine
+from mezzotint.training.fragments import WEIGHTS
+from mezzotint.training.pieces import Pieces, sha256
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
+STATE = "state.json"
+EMA = "ema"  # kind of a piece, beside those of fragments
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """every: steps between checkpoints (the last step always has one); keep: newest ones that stay on the disk."""
+    """every: steps between checkpoints (the last step always has one); at_start: one before the first step as well,
+    which finds a full disk or a wrong permission at once; keep: newest ones that stay on the disk; keep_every: those
+    of steps that are its multiples stay for good, 0 for none."""
 
     every: int = 1000
+    at_start: bool = True
     keep: int = 2
+    keep_every: int = 0
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.keep < 1:
             raise InputError("checkpoint.every and checkpoint.keep must be at least 1")
+        if self.keep_every < 0 or self.keep_every % self.every:
+            raise InputError(
+                f"checkpoint.keep_every is {self.keep_every}; it must be 0 or a multiple of checkpoint.every {self.every}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """What a checkpoint says about itself, beside weights and optimizer."""
+    """What a checkpoint says about itself, beside weights and moments. Nothing in it depends on the number of ranks."""
 
     format: int = FORMAT
-    step: int  # optimizer steps done
+    step: int  # steps done, skipped ones too
     next_row: int  # of the data order; the whole position in the data
-    seed: int
-    world: int
-    zero_stage: int
+    seed: int  # of the noise, whose draws are functions of it and the step
     ema_updates: int
+    validation_due: bool  # the bound of this step was interrupted and is still to be taken
+    history: dict  # of guard.History: updates, skipped steps, recent losses and norms
     data_hash: str
     tokenizer_hash: str
     arms_hash: str
     recipe: str  # resolved, as YAML
     model: dict  # fields of the ModelConfig
-
-
-def save(run: Path, *, state: RunState, engine: Engine, ema: Ema | None, ranks: Ranks, keep: int) -> Path:
-    """Write `checkpoints/step-N`: beside, verified, synced, renamed, pointed to last; collective.
-
-    A crash at any moment leaves either no folder of that name or a complete one. Replaces a damaged one.
-    """
-    final = run / "checkpoints" / f"step-{state.step}"
-    beside = final.with_name(final.name + ".tmp")
-    if ranks.main:
-        for stale in (beside, final):
-            shutil.rmtree(stale, ignore_errors=True)
-        beside.mkdir(parents=True)
-    ranks.barrier()
-    try:
-        engine.save(beside)
-        if ranks.main:
-            _save_tensors(beside / "weights.safetensors", _weights(engine))
-            if ema is not None:
-                _save_tensors(beside / "ema.safetensors", ema.weights)
-            (beside / "state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-    except (OSError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, RuntimeError) and "inline_container" not in str(error):
-            raise  # torch's writer of archives names its file in the message, whatever the disk said
-        shutil.rmtree(beside, ignore_errors=True)
-        raise InputError(
-            f"{beside} cannot be written ({str(error).splitlines()[0]}): free some space; the same command goes on from "
-            "the checkpoint before"
-        ) from error
-    ranks.barrier()  # DeepSpeed's files of all ranks are written only here
-    if ranks.main:
-        _seal(beside)
-        os.replace(beside, final)
-        _sync(final.parent)
-        _point(run, final.name)
-        _keep_newest(run, keep)
-    ranks.barrier()
-    return final
+    shapes: dict[str, list[int]]  # of every parameter
+    world: int  # ranks that wrote it; any other number may read it
+    zero_stage: int
 
 
 def newest(run: Path, say: Callable[[str], None]) -> Path | None:
@@ -97,28 +70,41 @@ def newest(run: Path, say: Callable[[str], None]) -> Path | None:
     Damaged ones are named through `say` and passed over. Raises InputError when checkpoints are there but none is
     complete: a run never silently starts again from nothing.
     """
-    folders = _folders(run)
-    for folder in reversed(folders):
+    folders = candidates(run)
+    for folder in folders:
         fault = damage(folder)
         if fault is None:
             return folder
-        say(f"warning: checkpoint {folder} is damaged ({fault}); trying the one before")
-    if folders or (run / "latest").exists():
-        raise InputError(f"{run} has checkpoints but none is complete: restore one, or give the run another folder")
+        say(passed_over(folder, fault))
+    require_none(run, folders)
     return None
 
 
-def set_aside(run: Path, step: int) -> None:
-    """Rename checkpoints newer than `step` to `*.damaged`: `newest` passed them over, so they are not ones to keep."""
-    for folder in _folders(run):
-        if int(folder.name.removeprefix("step-")) > step:
-            aside = folder.with_name(folder.name + ".damaged")
-            shutil.rmtree(aside, ignore_errors=True)
-            folder.rename(aside)
+def candidates(run: Path) -> list[Path]:
+    """Checkpoint folders under their final names, newest first."""
+    found = [p for p in (run / "checkpoints").glob("step-*") if p.name.removeprefix("step-").isdigit()]
+    return sorted(found, key=step_of, reverse=True)
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, by size and hash of every file; None if it is whole."""
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def passed_over(folder: Path, fault: str) -> str:
+    return f"warning: checkpoint {folder} is damaged ({fault}); trying the one before"
+
+
+def require_none(run: Path, folders: list[Path]) -> None:
+    """InputError unless the run never had a checkpoint; called when none of `folders` is complete."""
+    if folders or (run / "latest").exists():
+        raise InputError(f"{run} has checkpoints but none is complete: restore one, or give the run another folder")
+
+
+def damage(folder: Path, *, share: tuple[int, int] = (0, 1)) -> str | None:
+    """What is wrong with a checkpoint, by size and hash of every file; None if it is whole.
+
+    share (r, n): rank r of n looks at the contents of every n-th file only, so that n ranks together see all.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files, listed = manifest["files"], manifest["files_sha256"]
@@ -126,33 +112,67 @@ def damage(folder: Path) -> str | None:
         return f"{MANIFEST} is missing or unreadable"
     if _listing_hash(files) != listed:
         return f"{MANIFEST} has changed"
-    for name, entry in files.items():
+    for place, (name, entry) in enumerate(files.items()):
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
         if path.stat().st_size != entry["bytes"]:
             return f"{name} has {path.stat().st_size} bytes, not {entry['bytes']}"
-        if _sha256(path) != entry["sha256"]:
+        if place % share[1] == share[0] and sha256(path) != entry["sha256"]:
             return f"{name} has changed"
     return None
 
 
+def seal(beside: Path, entries: dict[str, dict], final: Path) -> None:
+    """Make a complete checkpoint of the folder `beside`, whose files are `entries`, all written and synced."""
+    content = {"format": FORMAT, "files_sha256": _listing_hash(entries), "files": entries}
+    write_synced(beside / MANIFEST, json.dumps(content, indent=1).encode())
+    sync(beside)
+    if final.exists():  # a damaged one of the same step
+        shutil.rmtree(final)
+    os.replace(beside, final)
+    sync(final.parent)
+
+
+def point(run: Path, name: str) -> None:
+    """The pointer for people and scripts; `newest` looks for itself, and wants it only to know that there was one."""
+    write_synced(run / "latest.tmp", (name + "\n").encode())
+    os.replace(run / "latest.tmp", run / "latest")
+    sync(run)
+
+
+def prune(run: Path, config: CheckpointConfig) -> None:
+    """Remove what is neither new nor to be kept; the manifest goes first, so that no half looks whole."""
+    for old in candidates(run)[config.keep :]:
+        if not (config.keep_every and step_of(old) and step_of(old) % config.keep_every == 0):
+            (old / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def sweep(run: Path) -> None:
+    """Remove what interrupted saves left; only while no save is under way."""
+    for stale in (run / "checkpoints").glob("step-*.tmp"):
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+def set_aside(run: Path, step: int) -> None:
+    """Rename checkpoints newer than `step` to `*.damaged`: `newest` passed them over, so they are not ones to keep."""
+    for folder in candidates(run):
+        if step_of(folder) > step:
+            aside = folder.with_name(folder.name + ".damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+
+
 def read_state(folder: Path) -> RunState:
     """InputError for a format this version does not know."""
-    values = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    values = json.loads((folder / STATE).read_text(encoding="utf-8"))
     if values["format"] != FORMAT:
-        raise InputError(f"{folder} has checkpoint format {values['format']}; this version reads format {FORMAT}")
+        raise InputError(
+            f"{folder} has checkpoint format {values['format']}; this version reads format {FORMAT}: use the version of "
+            "mezzotint that wrote it, or start from its release with init_from"
+        )
     return RunState(**values)
-
-
-def load_ema(folder: Path) -> dict[str, Tensor]:
-    """Averaged weights; InputError if the run keeps none."""
-    from safetensors.torch import load_file
-
-    path = folder / "ema.safetensors"
-    if not path.is_file():
-        raise InputError(f"{folder} holds no averaged weights: the run had ema_decay 0")
-    return load_file(path)
 
 
 def load_weights(run_folder: str | Path, *, ema: bool) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -160,79 +180,35 @@ def load_weights(run_folder: str | Path, *, ema: bool) -> tuple[ModelConfig, dic
 
     Reads safetensors and JSON only. Raises InputError when the folder holds no complete checkpoint.
     """
-    from safetensors.torch import load_file
-
     run = Path(run_folder)
     folder = newest(run, lambda sentence: print(sentence, flush=True))
     if folder is None:
         raise InputError(
             f"{run} holds no checkpoint: train first, or give the run folder that `run:` in the recipe names"
         )
-    config = ModelConfig.from_dict(read_state(folder).model)
-    return config, load_ema(folder) if ema else load_file(folder / "weights.safetensors")
+    state, pieces = read_state(folder), Pieces(folder)
+    if ema and not pieces.has(EMA):
+        raise InputError(f"{folder} holds no averaged weights: the run had ema_decay 0")
+    return ModelConfig.from_dict(state.model), pieces.whole(EMA if ema else WEIGHTS, state.shapes)
 
 
-def _weights(engine: Engine) -> dict[str, Tensor]:
-    return {name: p.detach() for name, p in engine.objective.model.named_parameters()}
+def write_synced(path: Path, content: bytes) -> dict:
+    """Write a file and force it to the disk: {"bytes": ..., "sha256": ...}."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    from safetensors.torch import save_file
-
-    save_file({name: value.to("cpu").contiguous() for name, value in tensors.items()}, path)
-
-
-def _seal(folder: Path) -> None:
-    """Hash and sync every file; the manifest is written last."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    entries = {}
-    for path in files:
-        entries[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        _sync(path)
-    manifest = folder / MANIFEST
-    content = {"format": FORMAT, "files_sha256": _listing_hash(entries), "files": entries}
-    manifest.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    _sync(manifest)
-    for inner in (p for p in (folder, *folder.rglob("*")) if p.is_dir()):
-        _sync(inner)
-
-
-def _point(run: Path, name: str) -> None:
-    beside = run / "latest.tmp"
-    beside.write_text(name + "\n", encoding="utf-8")
-    _sync(beside)
-    os.replace(beside, run / "latest")
-    _sync(run)
-
-
-def _keep_newest(run: Path, keep: int) -> None:
-    """Remove older checkpoints and what interrupted saves left; the manifest goes first: no half looks whole."""
-    for old in _folders(run)[:-keep]:
-        (old / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(old, ignore_errors=True)
-    for stale in (run / "checkpoints").glob("step-*.tmp"):
-        shutil.rmtree(stale, ignore_errors=True)
-
-
-def _folders(run: Path) -> list[Path]:
-    """Checkpoint folders under their final names, oldest first."""
-    found = [p for p in (run / "checkpoints").glob("step-*") if p.name.removeprefix("step-").isdigit()]
-    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
-
-
-def _listing_hash(entries: dict) -> str:
-    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Force a file's bytes, or a folder's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def sync(folder: Path) -> None:
+    """Force a folder's entries to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _listing_hash(entries: dict) -> str:
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()

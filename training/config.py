@@ -18,6 +18,7 @@ from mezzotint.models.errors import InputError
 from mezzotint.training import strict
 from mezzotint.training.checkpoint import CheckpointConfig
 from mezzotint.training.engine import EngineConfig
+from mezzotint.training.guard import GuardConfig
 from mezzotint.training.metrics import LogConfig
 from mezzotint.training.objective import ObjectiveConfig
 from mezzotint.training.optim import OptimConfig
@@ -72,6 +73,7 @@ class TrainConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
@@ -114,9 +116,9 @@ def arms_hash(config: TrainConfig, data_hash: str) -> str:
     Not in it: the backbone and its fields, the run folder, and how the work is cut up (micro-batches, ZeRO, logging).
     """
     shared = strict.unstructure(config)
-    for key in ("run", "micro_rows", "checkpoint", "log"):
+    for key in ("run", "micro_rows", "checkpoint", "guard", "log"):
         del shared[key]
-    del shared["engine"]["zero_stage"]
+    shared["engine"] = {"precision": config.engine.precision}
     shared["model"] = {"preset": config.model.preset, "block": config.model.block}
     shared["data"] = data_hash
     shared["init_from"] = config.init_from is not None  # each arm has a release of its own

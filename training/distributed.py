@@ -35,6 +35,20 @@ class Ranks:
             dist.all_reduce(total)
         return total.cpu()
 
+    def total(self, value: float) -> torch.Tensor:
+        """Sum () over ranks, float64 on the device, which nobody waits for; collective."""
+        total = torch.tensor(value, dtype=torch.float64, device=self.device)
+        if self.world > 1:
+            dist.all_reduce(total)
+        return total
+
+    def collect(self, values: list[int]) -> list[int]:
+        """The lists of all ranks, one after the other, on every rank; collective, and slow."""
+        found: list[list[int]] = [values] * self.world
+        if self.world > 1:
+            dist.all_gather_object(found, values)
+        return [value for part in found for value in part]
+
     def barrier(self) -> None:
         if self.world > 1:
             dist.barrier()

@@ -6,38 +6,58 @@ import contextlib
 import logging
 import math
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mezzotint.models.errors import InputError
+from mezzotint.models.mamba2 import Mamba2
 from mezzotint.training.distributed import Ranks
+from mezzotint.training.fragments import Fragment, flat_fragments, split_fragments, start_moments, whole_fragments
+from mezzotint.training.gradient_watch import GradientWatch
+from mezzotint.training.layer_runs import ACTIVATIONS
 from mezzotint.training.noise import Noise
 from mezzotint.training.objective import BlockSums, Objective
+from mezzotint.training.stopwatch import Stopwatch
 
 MAX_BUCKET = 500_000_000  # elements of DeepSpeed's communication buffers, which it allocates whole
-PRECISIONS = ("float32", "autocast")
+PRECISIONS = ("float32", "autocast", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """How a step is computed. Parameters are float32 always; autocast computes matrix products in bfloat16."""
+    """How a step is computed.
+
+    precision: 'float32'; 'autocast', float32 parameters and products in bfloat16; 'bf16', DeepSpeed's own mode: bfloat16
+    parameters beside float32 masters and float32 accumulation (attention only: it would round Mamba's time scales).
+    activations: what is kept for the backward pass, see `layer_runs`; compile: torch.compile, layer by layer.
+    """
 
     precision: str = "float32"
     zero_stage: int = 1
+    activations: str = "all"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise InputError(f"engine.precision is {self.precision!r}; use one of {', '.join(PRECISIONS)}")
-        if self.zero_stage not in (0, 1, 2):
-            raise InputError(
-                f"engine.zero_stage is {self.zero_stage}; use 0, 1 or 2 (3 splits the weights that EMA and export read)"
-            )
+        if self.activations not in ACTIVATIONS:
+            raise InputError(f"engine.activations is {self.activations!r}; use one of {', '.join(ACTIVATIONS)}")
+        if self.zero_stage not in (0, 1, 2, 3):
+            raise InputError(f"engine.zero_stage is {self.zero_stage}; use 0, 1, 2 or 3")
         if self.zero_stage == 2 and self.precision == "autocast":
-            raise InputError("engine.zero_stage 2 does not work with precision 'autocast' in DeepSpeed: use stage 1")
+            raise InputError(
+                "engine.zero_stage 2 does not work with precision 'autocast' in DeepSpeed: use stage 1 or 3"
+            )
+        if self.zero_stage == 0 and self.precision == "bf16":
+            raise InputError("engine.zero_stage 0 cannot accumulate in float32 with precision 'bf16': use stage 1")
+        if self.compile and self.activations == "selective":
+            raise InputError("engine.compile chooses by itself what to keep: use engine.activations 'all' or 'layer'")
+        if self.compile and self.zero_stage == 3:
+            raise InputError("engine.compile does not work with zero_stage 3, whose weights come and go: use stage 1")
 
 
 @dataclass(frozen=True)
@@ -47,14 +67,11 @@ class MicroBatch:
     tokens: Tensor  # (B, T) int64
     documents: Tensor  # (B, T) int64, -1 at pad
     noise: Noise
-
-
-class NonFinite(RuntimeError):
-    """Loss or gradient is NaN or infinite on some rank; the weights were not touched."""
+    row_ids: Tensor  # (B,) int64 on the CPU, the loader's
 
 
 class Engine:
-    """One optimizer step at a time: `accumulate` micro-batches, then `step`.
+    """One optimizer step at a time: `accumulate` micro-batches, then `step` or `discard`.
 
     DeepSpeed averages gradients over ranks; the loss is a sum over all of them divided by one global count, so
     `accumulate` multiplies by the number of ranks and lets DeepSpeed divide by nothing else.
@@ -74,90 +91,158 @@ class Engine:
         deepspeed = _import_deepspeed()
         self.ranks = ranks
         self.stage = config.zero_stage
-        bucket = min(MAX_BUCKET, sum(p.numel() for p in objective.parameters()))
-        settings = {
-            "train_micro_batch_size_per_gpu": micro_rows,
-            "gradient_accumulation_steps": accumulation,
-            "gradient_clipping": clip,
-            "steps_per_print": 10**9,
-            "zero_allow_untested_optimizer": True,
-            "zero_optimization": {
-                "stage": config.zero_stage,
-                "overlap_comm": False,
-                "contiguous_gradients": True,
-                "reduce_bucket_size": bucket,
-                "allgather_bucket_size": bucket,
-            },
-            # an empty list: gradients of linear layers are summed over ranks in float32 too, not in bfloat16
-            "torch_autocast": {
-                "enabled": config.precision == "autocast",
-                "dtype": "bfloat16",
-                "lower_precision_safe_modules": [],
-            },
-            "checkpoint": {"tag_validation": "Fail"},
-        }
+        self.watch = GradientWatch(objective)
+        settings = _settings(config, objective, clip=clip, micro_rows=micro_rows, accumulation=accumulation)
+        if config.precision == "bf16":
+            objective = objective.bfloat16()  # type: ignore[assignment]
         self._engine, *_ = deepspeed.initialize(
             model=objective, optimizer=optimizer, config=settings, dist_init_required=False
         )
+        if self.stage == 3:
+            for module, parameter in _used_elsewhere(objective):
+                deepspeed.zero.register_external_parameter(module, parameter)
+        self._inner = optimizer if self.stage == 0 else self._engine.optimizer.optimizer
+        self._link(0)
 
     @property
     def objective(self) -> Objective:
         return self._engine.module
 
-    def accumulate(self, micro_batches: Sequence[MicroBatch], count: float) -> tuple[float, list[BlockSums]]:
-        """Gradients of (sum of losses / count), count being the tokens of the global batch; this rank's sums."""
-        total, details = torch.zeros((), dtype=torch.float64, device=self.ranks.device), []
+    def accumulate(
+        self, micro_batches: Sequence[MicroBatch], count: Tensor, clock: Stopwatch
+    ) -> tuple[Tensor, Tensor, list[BlockSums]]:
+        """Gradients of (sum of losses / count), count () being the tokens of the global batch, on the device.
+
+        Returns, on the device so that nothing here waits for it, for each micro-batch: its loss sum, whether its loss or
+        a gradient is not finite, both (micro-batches,), and its block sums.
+        """
+        losses, details = [], []
+        self.watch.start(len(micro_batches), self.ranks.device)
         for place, micro in enumerate(micro_batches):
-            loss, sums = self._engine(micro.tokens, micro.documents, micro.noise)
-            self._engine.backward(loss * (self.ranks.world / count), scale_wrt_gas=False)
-            total += loss.detach()
+            self.watch.place = place
+            with clock.split("forward"):
+                loss, sums = self._engine(micro.tokens, micro.documents, micro.noise)
+            losses.append(loss.detach())
             details.append(sums)
+            # an infinite loss may have finite gradients: times NaN, so that every ZeRO stage sees what the watch saw
+            scale = torch.where(torch.isfinite(losses[-1]), self.ranks.world / count.to(loss.dtype), torch.nan)
+            with clock.split("backward"):
+                self._engine.backward(loss * scale, scale_wrt_gas=False)
             if place < len(micro_batches) - 1:
                 self._engine.step()  # counts the micro-batch; the optimizer runs at the last one, in `step`
-        return float(total), details
+        total = torch.stack(losses)
+        return total, self.watch.bad(total), details
 
     def step(self, lr: float) -> float:
         """Clip, update the weights with rate `lr`, clear the gradients. Returns the global norm before clipping.
 
-        Raises NonFinite, on all ranks alike, when a gradient is not finite.
+        It is infinite, on all ranks alike, when a sum over ranks overflowed: then the step was discarded.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         norm = self._plain_gradient_norm() if self.stage == 0 else None
         if norm is not None and not math.isfinite(norm):
-            raise NonFinite("the gradient is not finite")
+            self.discard()
+            return math.inf
         self._engine.step()
         if norm is None:
             norm = float(self._engine.get_global_grad_norm())
-            if not math.isfinite(norm):  # DeepSpeed has skipped the update, in silence
-                raise NonFinite("the gradient is not finite")
-        return norm
+        return norm if self._engine.was_step_applied() else math.inf  # DeepSpeed skips in silence
+
+    def discard(self) -> None:
+        """Drop the accumulated gradients of a step that is not finite, leaving weights and moments as they are."""
+        if self.stage == 0:
+            for p in self.objective.parameters():
+                p.grad = None
+        self._engine.step()  # without gradients AdamW does nothing; with ZeRO, DeepSpeed skips what is not finite
+        if self.stage and self._engine.was_step_applied():
+            raise RuntimeError("DeepSpeed applied a step whose gradient is not finite: the weights are spoiled")
+
+    def fragments(self, *, reading: bool = False) -> list[Fragment]:
+        """This rank's share of weights and moments, as views; the same order at every call.
+
+        reading: all that this rank holds; more than its share without ZeRO, where every rank holds everything.
+        """
+        if self.stage == 0:
+            rank, world = (0, 1) if reading else (self.ranks.rank, self.ranks.world)
+            return whole_fragments(self.objective.model, self._inner, rank, world)
+        if self.stage == 3:
+            return list(split_fragments(self.objective.model, self._engine.optimizer, self.ranks.rank))
+        return list(flat_fragments(self.objective.model))
+
+    def restored(self, updates: int) -> None:
+        """Take over `fragments(reading=True)` as written from outside, after `updates` optimizer steps; collective."""
+        self._link(updates)
+        optimizer = self._engine.optimizer
+        if self.stage == 3:
+            for group in range(len(optimizer.fp16_groups)):
+                optimizer._reassign_or_swap_out_partitioned_parameters(group)
+            if optimizer.persistent_parameters:
+                optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
+        elif self.stage:
+            optimizer.update_lp_params()
 
     def _plain_gradient_norm(self) -> float:
         """Without ZeRO the gradients lie whole on every parameter, and DeepSpeed does not keep their norm."""
         gradients = [p.grad for p in self.objective.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
 
-    def save(self, folder: Path) -> None:
-        """Write optimizer, weights and counters into `folder`; collective. checkpoint.py makes it crash-safe."""
-        # the universal format (another number of ranks) needs this mark at save time
-        mark = {"universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
-        self._engine.save_checkpoint(str(folder), tag="engine", client_state=mark, save_latest=False)
-
-    def load(self, folder: Path) -> None:
-        """Continue from `save`; same number of ranks and ZeRO stage. Raises InputError when DeepSpeed finds nothing."""
-        path, _ = self._engine.load_checkpoint(str(folder), tag="engine", load_lr_scheduler_states=False)
-        if path is None:  # DeepSpeed only warns
-            raise InputError(f"{folder} holds no engine state that DeepSpeed can read")
+    def _link(self, updates: int) -> None:
+        """Make AdamW's moments where torch has not yet, set its count of steps, and tie them to the parameters."""
+        flat = [p for group in self._inner.param_groups for p in group["params"]]
+        optimizer = self._engine.optimizer
+        start_moments(self._inner, optimizer.fp32_partitioned_groups_flat if self.stage == 3 else flat, updates)
+        if self.stage in (1, 2):
+            optimizer._lazy_init_hp_params_optimizer_state()
 
     def close(self) -> None:
+        self.watch.close()
         self._engine.destroy()
+
+
+def _settings(config: EngineConfig, objective: Objective, *, clip: float, micro_rows: int, accumulation: int) -> dict:
+    """DeepSpeed's configuration: explicit numbers, nothing left to its defaults that changes results."""
+    bucket = min(MAX_BUCKET, sum(p.numel() for p in objective.parameters()))
+    settings = {
+        "train_micro_batch_size_per_gpu": micro_rows,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": clip,
+        "steps_per_print": 10**9,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            "overlap_comm": False,
+            "contiguous_gradients": True,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+        },
+        # an empty list: gradients of linear layers are summed over ranks in float32 too, not in bfloat16
+        "torch_autocast": {
+            "enabled": config.precision == "autocast",
+            "dtype": "bfloat16",
+            "lower_precision_safe_modules": [],
+        },
+    }
+    if config.precision == "bf16":
+        settings |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    return settings
+
+
+def _used_elsewhere(objective: Objective) -> list[tuple[nn.Module, nn.Parameter]]:
+    """(module, parameter of another module that its forward reads): ZeRO 3 gathers only a module's own by itself."""
+    model = objective.model
+    pairs = [(objective, model.embed.weight), (objective, model.norm.weight)]
+    if not model.config.tie_embeddings:
+        pairs.append((objective, model.head.weight))
+    for mixer in (module for module in model.modules() if isinstance(module, Mamba2)):
+        pairs += [(mixer, mixer.conv1d.weight), (mixer, mixer.conv1d.bias), (mixer, mixer.norm.weight)]
+    return pairs  # type: ignore[return-value]
 
 
 @contextlib.contextmanager
 def precision(config: EngineConfig, device: torch.device) -> Iterator[None]:
     """The arithmetic of training, for passes outside the engine (validation)."""
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.precision == "autocast"):
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=config.precision != "float32"):
         yield
 
 
@@ -171,6 +256,8 @@ def _import_deepspeed():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
 
+    # torch renamed collectives that DeepSpeed's stage 3 calls under their old names, a warning each time
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\..*is deprecated", category=FutureWarning)
     deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     return deepspeed

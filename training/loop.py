@@ -4,70 +4,103 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mezzotint.data.loader import Batch
-from mezzotint.training import checkpoint
+from mezzotint.models.errors import InputError
 from mezzotint.training.build import make_plan
+from mezzotint.training.checkpoint import EMA, RunState
 from mezzotint.training.config import TrainConfig, dump
 from mezzotint.training.distributed import join
-from mezzotint.training.engine import MicroBatch, NonFinite
+from mezzotint.training.ending import Ending, ending
+from mezzotint.training.engine import MicroBatch
 from mezzotint.training.meter import Meter
-from mezzotint.training.metrics import Work, count_work
+from mezzotint.training.metrics import Work, count_work, read_records
 from mezzotint.training.noise import Noise
 from mezzotint.training.objective import supervised_tokens
 from mezzotint.training.optim import learning_rate
+from mezzotint.training.outcome import DIVERGED, DONE, STOPPED
+from mezzotint.training.pieces import Piece
+from mezzotint.training.profile import Steps, profiling
 from mezzotint.training.resume import resume
 from mezzotint.training.run import Run, Step, start, write_recipe
 from mezzotint.training.stop import StopSignal
+from mezzotint.training.stopwatch import Stopwatch
+from mezzotint.training.watchdog import Watchdog
 
-DONE, STOPPED, DIVERGED = 0, 85, 86  # exit codes
 
-
-def train(config: TrainConfig) -> int:
+def train(config: TrainConfig, *, profile: bool = False) -> int:
     """Train or go on training; returns the exit code. Raises InputError for what the user can mend."""
-    ranks = join()
+    ranks, folder = join(), Path(config.run)
     torch.set_flush_denormal(True)  # saturated softmaxes leave gradients of 1e-40: CPU steps took four times as long
-    with StopSignal() as stop:
-        run = start(make_plan(config), ranks, stop)
-        with closing(run.engine):
-            first = resume(run)
-            write_recipe(run)
-            if first >= run.plan.config.steps:
-                ranks.say(f"{config.run} has its {config.steps} steps: nothing to do")
-                return DONE
-            with closing(Meter(run, first)) as meter, closing(batches(run, first)) as rows:
-                code = train_from(run, first, meter, rows)
-            ranks.barrier()  # nobody leaves while another still needs the group
-            return code
+    with ExitStack() as stack:
+        end = stack.enter_context(ending(folder, ranks))
+        stop = stack.enter_context(StopSignal(folder))
+        dog = Watchdog(folder, rank=ranks.rank, world=ranks.world, limit=config.guard.hang_seconds)
+        run = start(make_plan(config), ranks, stop, dog)
+        stack.enter_context(closing(run.engine))
+        state = resume(run)
+        write_recipe(run)
+        if ranks.main and stop.clear():
+            ranks.say(f"removed {folder}/STOP, which was there before this start")
+        first = state.step if state is not None else 0
+        due = state is not None and state.validation_due and not validated(run, first)
+        if first >= run.plan.config.steps and not due:
+            ranks.say(f"{config.run} has its {config.steps} steps: nothing to do")
+            return end.at(first, DONE, "all steps done")
+        stack.enter_context(dog)
+        meter = stack.enter_context(closing(Meter(run, first)))
+        rows = stack.enter_context(closing(batches(run, first)))
+        steps = stack.enter_context(profiling(folder, profile, ranks.rank))
+        if state is None and run.plan.config.checkpoint.at_start and not (save(run, 0) and run.saver.finish()):
+            raise InputError(f"{folder} cannot hold a checkpoint: see the warning above, and mend it before training")
+        if due and not validate(run, meter, first):
+            return stopped(run, first, end)
+        code = train_from(run, first, meter, rows, steps, end)
+        ranks.barrier()  # nobody leaves while another still needs the group
+        return code
 
 
-def train_from(run: Run, first: int, meter: Meter, rows: Iterator[Batch]) -> int:
+def train_from(run: Run, first: int, meter: Meter, rows: Iterator[Batch], steps: Steps, end: Ending) -> int:
     """Steps `first` to the last; each ends with four plain calls: log, validate, save, stop."""
-    config, say = run.plan.config, run.ranks.say
+    config, beat = run.plan.config, run.dog.beat
     for index in range(first, config.steps):
         step = index + 1  # steps done after this one
         last = step == config.steps
-        try:
-            result = take_step(run, index, next(rows))
-        except NonFinite as error:
-            say(f"step {step}: {error}; stopped before the update; go on from the newest checkpoint in {config.run}")
-            return DIVERGED
+        beat("data", index)
+        with meter.watch.split("data"):
+            batch = next(rows)
+        beat("step")
+        result = take_step(run, index, batch, meter.watch)
         meter.add(result)
+        run.saver.settle(result.shares)
+        fault = judge(run, step, result)
+        if fault:
+            run.ranks.say(f"step {step}: {fault}; go on from the newest checkpoint in {config.run}")
+            return end.at(index, DIVERGED, fault)
         if step % config.log.every == 0 or last:
+            beat("log")
             meter.log(step, result)
-        held_out = run.plan.held_out
-        if held_out is not None and (step % config.validation.every == 0 or last):
-            meter.validate(step, held_out)
-        if step % config.checkpoint.every == 0 or last or result.stop:
-            save(run, step)
-        if result.stop and not last:
-            say(f"asked to stop: saved step {step}; the same command goes on from there")
-            return STOPPED
-    return DONE
+        stop, validation_due = result.stop, False
+        if run.plan.held_out is not None and (step % config.validation.every == 0 or last):
+            validation_due = stop and not last  # the next start takes it: a stop must not wait for it
+            if not validation_due and not validate(run, meter, step):
+                stop = validation_due = True
+        if step % config.checkpoint.every == 0 or last or stop:
+            beat("save")
+            with meter.watch.split("save"):
+                save(run, step, validation_due=validation_due)
+        end.step = step
+        steps.step()
+        if stop and (not last or validation_due):
+            return stopped(run, step, end)
+    if not run.saver.finish():
+        raise InputError(f"{config.run} has no checkpoint of its last step: see the warning above, then start again")
+    return end.at(config.steps, DONE, "all steps done")
 
 
 def batches(run: Run, first: int) -> Generator[Batch, None, None]:
@@ -77,27 +110,51 @@ def batches(run: Run, first: int) -> Generator[Batch, None, None]:
     yield from run.plan.loader.iterate(first, rows, run.ranks.rank * share, share)
 
 
-def take_step(run: Run, index: int, batch: Batch) -> Step:
-    """Forward, backward and update on this rank's rows of step `index`; collective."""
+def take_step(run: Run, index: int, batch: Batch, clock: Stopwatch) -> Step:
+    """Forward, backward and update on this rank's rows of step `index`; collective. Waits for the device twice."""
     config, ranks = run.plan.config, run.ranks
     noise = run.plan.noise.draw(step=index, first_row=ranks.rank * len(batch.tokens), blocks=batch.blocks)
-    count = float(ranks.sum(torch.tensor([float(supervised_tokens(batch.documents))])))
+    count = ranks.total(supervised_tokens(batch.documents))
     micro_batches = cut(batch, noise, config.micro_rows, ranks.device)
-    loss, details = run.engine.accumulate(micro_batches, count)
+    losses, bad, details = run.engine.accumulate(micro_batches, count, clock)
+    masked = torch.stack([sums.masked.sum() for sums in details])
+    losses, bad, masked = torch.stack([losses.double(), bad.double(), masked.double()]).cpu()
     work = Work()
-    for micro, sums in zip(micro_batches, details):
-        masked = int(sums.masked.sum())
-        work += count_work(run.plan.model, micro.noise, row_length=batch.tokens.shape[1], masked=masked)
-    mine = [loss, float(run.stop.requested), float(noise.fingerprint(batch.row_ids)), *work.values()]
-    loss, stop, rows_hash, *work_values = ranks.sum(torch.tensor(mine, dtype=torch.float64)).tolist()
-    if not math.isfinite(loss):
-        raise NonFinite(f"the loss is {loss}")
+    for micro, tokens in zip(micro_batches, masked.tolist()):
+        work += count_work(run.plan.model, micro.noise, row_length=batch.tokens.shape[1], masked=int(tokens))
+    if ranks.main:
+        run.stop.poll()
+    mine = [float(losses.sum()), float(bad.any()), float(run.stop.requested), float(noise.fingerprint(batch.row_ids))]
+    totals = ranks.sum(torch.tensor([*mine, *run.saver.shares(), *work.values()], dtype=torch.float64)).tolist()
+    (loss, any_bad, stop, rows_hash), shares, work_values = totals[:4], totals[4:7], totals[7:]
     lr = learning_rate(config.optim, step=index, steps=config.steps)
-    norm = run.engine.step(lr)
-    if run.ema is not None:
-        run.ema.update(run.engine.objective.model)
+    norm, bad_rows = math.inf, ()
+    with clock.split("step"):
+        if any_bad or not math.isfinite(loss):
+            run.engine.discard()
+            spoiled = [micro.row_ids.tolist() for micro, flag in zip(micro_batches, bad.tolist()) if flag]
+            bad_rows = tuple(ranks.collect([row for rows in spoiled for row in rows]))
+        else:
+            norm = run.engine.step(lr)
+    loss = loss / float(count)
+    skipped = not math.isfinite(norm)
+    spike = ""
+    if not skipped:
+        spike = run.history.spike(loss, norm, config.guard)
+        if run.ema is not None:
+            run.ema.update()
     return Step(
-        loss=loss / count, gradient_norm=norm, lr=lr, work=Work(*work_values), rows_hash=int(rows_hash), stop=stop > 0
+        loss=loss,
+        gradient_norm=norm,
+        lr=lr,
+        work=Work(*work_values),
+        rows_hash=int(rows_hash),
+        stop=stop > 0,
+        shares=shares,
+        details=[(micro.noise, sums) for micro, sums in zip(micro_batches, details)],
+        skipped=skipped,
+        bad_rows=bad_rows,
+        spike=spike,
     )
 
 
@@ -106,27 +163,82 @@ def cut(batch: Batch, noise: Noise, micro_rows: int, device: torch.device) -> li
     order = noise.frontiers[:, -1].argsort(stable=True)
 
     def part(rows: Tensor) -> MicroBatch:
-        return MicroBatch(batch.tokens[rows].to(device), batch.documents[rows].to(device), noise.select(rows))
+        tokens, documents = batch.tokens[rows].to(device), batch.documents[rows].to(device)
+        return MicroBatch(tokens, documents, noise.select(rows), batch.row_ids[rows])
 
     return [part(rows) for rows in order.split(micro_rows)]
 
 
-def save(run: Run, step: int) -> None:
-    """A checkpoint of everything the rest of the run depends on; collective."""
+def judge(run: Run, step: int, result: Step) -> str:
+    """Why the run must not go on, in words, or nothing; says what was out of line."""
+    guard = run.plan.config.guard
+    if run.saver.spoiled:
+        return "weights are not finite"
+    if result.spike:
+        run.ranks.say(f"warning: step {step}: {result.spike}")
+    if not result.skipped:
+        return ""
+    rows = ", ".join(map(str, result.bad_rows)) or "none alone: a sum over ranks overflowed"
+    fault = f"loss or gradient is not finite (rows {rows})"
+    if run.history.skip(step, guard):
+        run.ranks.say(f"warning: step {step}: {fault}; skipped, {len(run.history.skipped)} of {guard.skip_budget}")
+        return ""
+    return f"{fault}, more than guard.skip_budget {guard.skip_budget} within {guard.skip_window} steps"
+
+
+def validate(run: Run, meter: Meter, step: int) -> bool:
+    """The bound of `step`; False when somebody asked to stop before it was done."""
+    run.dog.beat("validate", step)
+    assert run.plan.held_out is not None
+    return meter.validate(step, run.plan.held_out)
+
+
+def validated(run: Run, step: int) -> bool:
+    """Whether the bound of `step` stands in the records; collective."""
+    records = run.folder / "metrics.jsonl"
+    there = run.ranks.main and records.is_file() and ("validation", step) in map(_kind_and_step, read_records(records))
+    return bool(run.ranks.total(float(there)))
+
+
+def _kind_and_step(record: dict) -> tuple[str, int]:
+    return record["kind"], record["step"]
+
+
+def save(run: Run, step: int, *, validation_due: bool = False) -> bool:
+    """Begin a checkpoint of everything the rest of the run depends on; collective. False when it could not begin."""
     plan, config = run.plan, run.plan.config
-    state = checkpoint.RunState(
+    state = RunState(
         step=step,
         next_row=step * config.rows_per_step,
         seed=config.seed,
-        world=run.ranks.world,
-        zero_stage=config.engine.zero_stage,
         ema_updates=run.ema.updates if run.ema is not None else 0,
+        validation_due=validation_due,
+        history=run.history.as_dict(),
         data_hash=plan.loader.hash,
         tokenizer_hash=plan.tokenizer.sha256,
         arms_hash=plan.arms_hash,
         recipe=dump(config),
         model=plan.model.to_dict(),
+        shapes=run.shapes,
+        world=run.ranks.world,
+        zero_stage=config.engine.zero_stage,
     )
-    checkpoint.save(
-        run.folder, state=state, engine=run.engine, ema=run.ema, ranks=run.ranks, keep=config.checkpoint.keep
-    )
+    pieces = [Piece(kind, f.name, f.start, view) for f in run.fragments for kind, view in f.views.items()]
+    if run.ema is not None:
+        pieces += [Piece(EMA, f.name, f.start, value) for f, value in zip(run.fragments, run.ema.values)]
+    return run.saver.begin(state, pieces)
+
+
+def stopped(run: Run, step: int, end: Ending) -> int:
+    """The end of a run that was asked to stop after `step`, which is saved or being saved."""
+    run.dog.beat("save")
+    if not run.saver.finish():
+        raise InputError(f"stopped at step {step}, which could not be saved: see the warning above")
+    if run.ranks.main:
+        run.stop.clear()
+    run.ranks.say(f"asked to stop{_because(run)}: saved step {step}; the same command goes on from there")
+    return end.at(step, STOPPED, f"asked to stop{_because(run)}")
+
+
+def _because(run: Run) -> str:
+    return f" ({run.stop.reason})" if run.stop.reason else " (another rank was asked)"

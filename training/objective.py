@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mezzotint.models.denoiser import Denoiser
+from mezzotint.models.denoiser import Denoiser, LayerRun, run_layer
 from mezzotint.models.errors import InputError
 from mezzotint.models.schedule import Schedule
 from mezzotint.training.noise import Noise
@@ -81,11 +81,14 @@ class Objective(nn.Module):
     is 0, and the clean stream is empty.
     """
 
-    def __init__(self, model: Denoiser, schedule: Schedule, *, loss_chunk: int = 2048) -> None:
+    def __init__(
+        self, model: Denoiser, schedule: Schedule, *, loss_chunk: int = 2048, run: LayerRun = run_layer
+    ) -> None:
         super().__init__()
         self.model = model
         self.schedule = schedule
         self.loss_chunk = loss_chunk
+        self.run = run
 
     def forward(self, tokens: Tensor, documents: Tensor, noise: Noise) -> tuple[Tensor, BlockSums]:
         """Sum over supervised tokens of (n/k) * weight(t) * cross-entropy, and the sums of each block.
@@ -97,7 +100,7 @@ class Objective(nn.Module):
         canvas = paint(tokens, documents, noise, self.schedule, config.block_length)
         noisy = canvas.targets.masked_fill(canvas.masked, config.mask_token_id)
         clean = tokens[:, : canvas.clean_tokens]
-        hidden = self.model.hidden(clean, noisy, canvas.frontiers, documents)  # (B, K, G, D)
+        hidden = self.model.hidden(clean, noisy, canvas.frontiers, documents, run=self.run)  # (B, K, G, D)
         nll = self.cross_entropy(hidden[canvas.masked], canvas.targets[canvas.masked])  # (M,)
 
         used = canvas.frontiers.shape[1]

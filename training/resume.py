@@ -1,57 +1,101 @@
-"""Where a run goes on: the newest complete checkpoint, if it belongs to this recipe, this data and this start."""
+"""Where a run goes on, on any number of ranks: the newest complete checkpoint that belongs to its recipe and data."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from mezzotint.models.errors import InputError
 from mezzotint.training import checkpoint, strict
 from mezzotint.training.build import Plan
+from mezzotint.training.checkpoint import EMA, RunState
+from mezzotint.training.distributed import Ranks
+from mezzotint.training.guard import History
+from mezzotint.training.pieces import Pieces
 from mezzotint.training.run import Run
 
-# the first keys of a recipe that may differ from the checkpoint's; `data` is held against its hash instead
-MAY_CHANGE = ("run", "steps", "micro_rows", "checkpoint", "log", "validation", "data")
+# keys of a recipe (or the first part of one) that may differ from the checkpoint's; `data` is held against its hash
+MAY_CHANGE = (
+    *("run", "steps", "micro_rows", "checkpoint", "log", "validation", "guard", "data"),
+    *("engine.zero_stage", "engine.activations", "engine.compile"),
+)
 
 
-def resume(run: Run) -> int:
-    """Load what the run folder holds and return the number of steps done; 0, said aloud, when it holds nothing.
+def resume(run: Run) -> RunState | None:
+    """Load what the run folder holds; None, said aloud, when it holds nothing. Collective.
 
-    Raises InputError for a checkpoint of another recipe, other data, another number of ranks, or when all are damaged.
+    Raises InputError for a checkpoint of another recipe or other data, or when all are damaged.
     """
     ranks, plan = run.ranks, run.plan
-    folder = checkpoint.newest(run.folder, ranks.say)
+    folder = newest(run.folder, ranks)
     if folder is None:
         ranks.say(f"no checkpoint in {run.folder}: starting at step 0")
-        return 0
+        return None
     state = checkpoint.read_state(folder)
-    require_same(plan, state, world=ranks.world, folder=folder)
-    ranks.barrier()  # nobody renames while another rank still looks
+    require_same(plan, state, folder=folder)
     if ranks.main:
         checkpoint.set_aside(run.folder, state.step)
-    run.engine.load(folder)
+    load(run, folder, state)
+    cut = f"{state.world} rank(s), stage {state.zero_stage}"
+    ranks.say(f"resuming {run.folder} at step {state.step} from {folder.name} (written by {cut})")
+    return state
+
+
+def newest(run: Path, ranks: Ranks) -> Path | None:
+    """`checkpoint.newest` for all ranks: each looks into its share of the files, and all come to the same folder."""
+    folders = checkpoint.candidates(run) if ranks.main else []
+    seen = []
+    while True:
+        next_step = checkpoint.step_of(folders[len(seen)]) if len(seen) < len(folders) else -1
+        step = int(ranks.sum(torch.tensor([float(next_step if ranks.main else 0)])))
+        if step < 0:
+            checkpoint.require_none(run, seen)
+            return None
+        folder = run / "checkpoints" / f"step-{step}"
+        fault = checkpoint.damage(folder, share=(ranks.rank, ranks.world))
+        faulty = torch.zeros(ranks.world)
+        faulty[ranks.rank] = fault is not None
+        faulty = ranks.sum(faulty)
+        if not faulty.any():
+            return folder
+        if fault is not None and ranks.rank == int(faulty.argmax()):  # one of those who see it speaks
+            print(checkpoint.passed_over(folder, fault), flush=True)
+        seen.append(folder)
+
+
+def load(run: Run, folder: Path, state: RunState) -> None:
+    """Weights, moments, average and history, whoever wrote which part of them; collective."""
+    pieces, engine = Pieces(folder), run.engine
+    for fragment in engine.fragments(reading=True):
+        for kind, view in fragment.views.items():
+            view.copy_(pieces.read(kind, fragment.name, fragment.start, fragment.size))
+    run.history.__dict__.update(History(**state.history).__dict__)
+    engine.restored(run.history.updates)
     if run.ema is not None:
-        run.ema.load(checkpoint.load_ema(folder), state.ema_updates)
-    ranks.say(f"resuming {run.folder} at step {state.step} from {folder.name}")
-    return state.step
+        for fragment, value in zip(run.ema.fragments, run.ema.values):
+            value.copy_(pieces.read(EMA, fragment.name, fragment.start, fragment.size))
+        run.ema.updates = state.ema_updates
+    run.ranks.barrier()
 
 
-def require_same(plan: Plan, state: checkpoint.RunState, *, world: int, folder: Path) -> None:
+def require_same(plan: Plan, state: RunState, *, folder: Path) -> None:
     """InputError that names the first thing in which this start and the checkpoint differ, with both values."""
     pairs = [
-        ("number of ranks", state.world, world),
-        ("engine.zero_stage", state.zero_stage, plan.config.engine.zero_stage),
         ("tokenizer (sha256)", state.tokenizer_hash, plan.tokenizer.sha256),
         ("data and its order (sha256)", state.data_hash, plan.loader.hash),
     ]
     old, new = strict.parse_yaml(state.recipe, source=str(folder)), strict.unstructure(plan.config)
-    pairs += [
-        (key, value, _flat(new).get(key)) for key, value in _flat(old).items() if key.split(".")[0] not in MAY_CHANGE
-    ]
+    pairs += [(key, value, _flat(new).get(key)) for key, value in _flat(old).items() if not _may_change(key)]
     for name, before, now in pairs:
         if before != now:
             raise InputError(
                 f"{folder} was written with {name} {before}, this start has {now}: use the same, or another run folder"
             )
+
+
+def _may_change(key: str) -> bool:
+    return key in MAY_CHANGE or key.split(".")[0] in MAY_CHANGE
 
 
 def _flat(values: dict, path: str = "") -> dict:
