@@ -6,7 +6,6 @@ import os
 import resource
 import socket
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from mezzotint.training import strict
 from mezzotint.training.board import import_wandb
 from mezzotint.training.breakdown import BINS, Breakdown, means, named
 from mezzotint.training.engine import precision
+from mezzotint.training.evaluating import evaluating
 from mezzotint.training.metrics import Log, Work, device_peak, progress_line
 from mezzotint.training.pace import Costly, Pace
 from mezzotint.training.run import Run, Step
@@ -50,12 +50,10 @@ class Meter:
         self.work += step.work
         if not step.skipped:  # its sums may be NaN
             self._breakdown.add(step.details)
-        for name, happened in (("skipped", step.skipped), ("spike", step.spike)):
-            if happened:
-                self._counts[name] += 1
-                if self._log is not None:
-                    values = {"event": name, "loss": step.loss, "gradient_norm": step.gradient_norm}
-                    self._log.write("event", self.step, values | {"seconds": self._seconds()})
+        if step.skipped:
+            self._event("skipped", step, {"rows": list(step.bad_rows)})
+        if step.spike:
+            self._event("spike", step, {"reason": step.spike})
         if self.step == self.first + 1:  # the first step of a start compiles and allocates: it says nothing of the rest
             self._paced, self._pace_since = self.step, time.perf_counter()
 
@@ -85,7 +83,8 @@ class Meter:
                 **named(*means(bins), row_blocks=self._breakdown.row_blocks),
             }
             saving = float(seconds[:, PARTS.index("save")].mean())
-            self._pace.saves.add(saving, self._pace.saves.due(self.logged - 1, step - 1, last=self._pace.steps))
+            before = self.logged if self.logged == self.first else self.logged - 1  # a save follows the record of its step
+            self._pace.saves.add(saving, self._pace.saves.due(before, step - 1, last=self._pace.steps))
             self._pace.add(step - self._paced, now - self._pace_since - saving)
             left = self._pace.seconds_left(step)
             self._log.write("train", step, values | {"seconds_left": left})
@@ -123,13 +122,18 @@ class Meter:
             self._log.write("end", self.step, {"seconds": self._seconds()})
             self._log.close()
 
+    def _event(self, name: str, step: Step, about: dict) -> None:
+        self._counts[name] += 1
+        if self._log is not None:
+            values = {"event": name, "loss": step.loss, "gradient_norm": step.gradient_norm, **about}
+            self._log.write("event", self.step, values | {"seconds": self._seconds()})
+
     def _bound(self, held_out: HeldOut) -> Bound | None:
         run = self.run
-        config, model = run.plan.config, run.engine.objective.model
-        averaged = run.ema.swapped_in(model) if run.ema is not None else nullcontext()
-        with averaged, precision(config.engine, run.ranks.device):
+        config = run.plan.config
+        with evaluating(run) as objective, precision(config.engine, run.ranks.device):
             return bound(
-                run.engine.objective,
+                objective,
                 held_out,
                 config=config.validation,
                 micro_rows=config.micro_rows,
@@ -138,6 +142,7 @@ class Meter:
             )
 
     def _stopped(self) -> bool:
+        self.run.dog.beat("validate")
         if self.run.ranks.main:
             self.run.stop.poll()
         return self.run.stop.requested
