@@ -263,7 +263,7 @@ def test_another_recipe_or_data_is_refused_with_both_values_and_nothing_written(
 
 
 def test_a_refused_start_leaves_no_folder(tmp_path):
-    with pytest.raises(InputError):
+    with pytest.raises(ValueError, match="nowhere is no prepared folder"):
         train(recipe(tmp_path, data={"sources": [["nowhere", 1.0]], "row_length": 32}))
     assert not (tmp_path / "run").exists()
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mezzotint.data.errors import InputError as DataError
 from mezzotint.models.errors import InputError
 from mezzotint.training import lock, outcome
 from mezzotint.training.distributed import Ranks
@@ -42,7 +43,7 @@ def ending(folder: Path, ranks: Ranks) -> Iterator[Ending]:
         outcome.remove(folder)
         try:
             yield end
-        except InputError as error:
+        except (InputError, DataError) as error:
             if fresh and {path.name for path in folder.iterdir()} <= {lock.NAME}:
                 shutil.rmtree(folder)
             else:
