@@ -1,16 +1,16 @@
 """Owns the one infinite order of rows: shuffled, mixed by weight, addressed by position; its state is one integer."""
 
 import json
-import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from mezzotint.data.errors import InputError
 from mezzotint.data.files import sha256_of
+from mezzotint.data.order import mixed_order
 from mezzotint.data.prefetch import prefetch
 from mezzotint.data.rows import RowSource
 
@@ -55,7 +55,7 @@ class Loader:
         self.manifests = tuple(source.manifest for source in self.sources)
         _require_one_tokenizer(self.sources)
         self._first_ids = np.cumsum([0, *map(len, self.sources)])  # (sources + 1,) id of each source's row 0
-        self._order = _order(self.sources, config)
+        self._order = mixed_order(self.sources, [weight for _, weight in config.sources], config.seed)
         self.hash = self._hash(block_length)
 
     def row_ids(self, start: int, count: int) -> list[int]:
@@ -111,49 +111,12 @@ class Loader:
         return sha256_of(json.dumps(identity, sort_keys=True).encode())
 
 
-class _Rows:
-    """What grain shuffles: (number of the source, row) pairs, not the rows themselves."""
-
-    def __init__(self, source: int, length: int) -> None:
-        self._source, self._length = source, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, row: int) -> tuple[int, int]:
-        return self._source, int(row)
-
-
-def _order(sources: list[RowSource], config: DataConfig) -> Sequence[tuple[int, int]]:
-    """The infinite order of (source, row): each source shuffled anew every epoch, then mixed by weight."""
-    grain = _grain()
-    shuffled = []
-    for number, source in enumerate(sources):
-        seed = int(np.random.SeedSequence([config.seed, number]).generate_state(1)[0])  # no two sources share an order
-        rows: Any = grain.MapDataset.source(_Rows(number, len(source)))
-        shuffled.append(rows.shuffle(seed=seed).repeat())
-    if len(shuffled) == 1:
-        return shuffled[0]
-    return grain.MapDataset.mix(shuffled, weights=[weight for _, weight in config.sources])
-
-
-def _grain() -> Any:
-    """The grain module, without its remark that jax is not installed (it is not needed)."""
-    absl = logging.getLogger("absl")
-    level = absl.level
-    absl.setLevel(logging.ERROR)
-    import grain
-
-    absl.setLevel(level)
-    return grain
-
-
 def _check(config: DataConfig) -> None:
     """InputError for a config no loader can be made of."""
     if not config.sources:
         raise InputError("sources is empty: name at least one prepared folder and its weight")
     for folder, weight in config.sources:
-        if not weight > 0:
+        if not 0 < weight < math.inf:
             raise InputError(f"source {folder} has weight {weight}: give a positive weight, or leave the source out")
     if config.seed < 0:
         raise InputError(f"seed is {config.seed}: give a number from 0 on")

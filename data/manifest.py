@@ -1,4 +1,4 @@
-"""Owns `manifest.json`, which says what a prepared folder holds, and the checks that it fits what reads it."""
+"""Owns `manifest.json`, which says what a prepared or adopted folder holds, and the checks that it fits its readers."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -6,16 +6,17 @@ from typing import Any
 
 from mezzotint.data.errors import InputError
 from mezzotint.data.files import read_json, sha256_of, write_json
-from mezzotint.data.shards import ShardInfo, require_size
+from mezzotint.data.megatron import require_size
+from mezzotint.data.shards import ShardInfo, shard_info
 from mezzotint.data.tokenizer import Tokenizer
 
-FORMAT = 1
+FORMAT = 2  # 1: no CRCs of blocks, no adopted files; read as it is
 NAME = "manifest.json"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A prepared folder: totals, control ids, tokenizer and shards in reading order."""
+    """A prepared or adopted folder: totals, control ids, tokenizer and shards in reading order."""
 
     folder: Path  # where it was read; not part of the file
     source: str  # what was prepared
@@ -30,7 +31,7 @@ class Manifest:
 
     @property
     def tokens(self) -> int:
-        """Tokens on disk: all documents, one <eos> each."""
+        """Tokens of all documents, one <eos> each, fill left out."""
         return sum(shard.tokens for shard in self.shards)
 
     @property
@@ -48,8 +49,9 @@ class Manifest:
 
     @property
     def sha256(self) -> str:
-        """Hash of all token files, in order, and of the tokenizer."""
+        """Hash of all token files, in order, how they are read, and of the tokenizer; not of where they lie."""
         hashes = [self.tokenizer_sha256, *(h for s in self.shards for h in (s.bin_sha256, s.idx_sha256))]
+        hashes += [shard.reading for shard in self.shards if shard.reading]
         return sha256_of("\n".join(hashes).encode())
 
     def write(self) -> None:
@@ -62,8 +64,10 @@ class Manifest:
         write_json(self.folder / NAME, content)
 
 
-def read_manifest(folder: str | Path) -> Manifest:
+def read_manifest(folder: str | Path, *, check_sizes: bool = True) -> Manifest:
     """Read `folder/manifest.json` and check that every shard file has its full size (O(shards), no content is read).
+
+    Only `verify`, which names every damaged file and not the first alone, does without the check.
 
     Raises InputError for a folder that was never or not completely prepared, a newer format, damaged entries and
     missing or truncated shards (named with the offset).
@@ -74,7 +78,7 @@ def read_manifest(folder: str | Path) -> Manifest:
         inside = " (its train/ or heldout/ is)" if (folder / "train" / NAME).is_file() else ""
         raise InputError(
             f"{folder} is no prepared folder{inside}: it has no {NAME}; make it, or finish making it, "
-            "with `mezzotint-data prepare`"
+            "with `mezzotint-data prepare` (text) or `mezzotint-data adopt` (token files made elsewhere)"
         )
     content = read_json(path)
     version = content.get("format")
@@ -82,15 +86,16 @@ def read_manifest(folder: str | Path) -> Manifest:
         raise InputError(f"{path} has format {version}, and this version reads up to {FORMAT}: update mezzotint")
     plain = [field.name for field in fields(Manifest) if field.name not in ("folder", "shards")]
     try:
-        shards = tuple(ShardInfo(**shard) for shard in content["shards"])
+        shards = tuple(shard_info(shard) for shard in content["shards"])
         manifest = Manifest(folder=folder, shards=shards, **{name: content[name] for name in plain})
     except (KeyError, TypeError) as error:
         raise InputError(f"{path} is damaged ({error}): prepare the folder again") from error
     if not shards:
         raise InputError(f"{path} lists no shard: prepare the folder again")
-    for shard in shards:
-        require_size(folder / f"{shard.name}.bin", shard.bin_bytes)
-        require_size(folder / f"{shard.name}.idx", shard.idx_bytes)
+    if check_sizes:
+        for shard in shards:
+            require_size(shard.bin_path(folder), shard.bin_bytes)
+            require_size(shard.idx_path(folder), shard.idx_bytes)
     return manifest
 
 
@@ -99,7 +104,7 @@ def check_vocabulary(manifest: Manifest, vocab_size: int) -> None:
     for shard in manifest.shards:
         if shard.largest_id >= vocab_size:
             raise InputError(
-                f"{manifest.folder / shard.name}.bin holds token id {shard.largest_id}, but the vocabulary has only "
+                f"{shard.bin_path(manifest.folder)} holds token id {shard.largest_id}, but the vocabulary has only "
                 f"{vocab_size}: set vocab_size to {manifest.vocab_size}"
             )
     if manifest.vocab_size > vocab_size:

@@ -1,30 +1,28 @@
-"""Owns one shard: token documents in Megatron's `.bin`/`.idx` pair, written atomically and read by memory map.
+"""Owns one shard: token documents in Megatron's `.bin`/`.idx` pair, written atomically, and what a manifest says of it.
 
 `.bin` holds the tokens of all documents, one after the other; `.idx` says how long each is. Every document ends with
 `<eos>` inside the shard (Megatron's append-eod); the fill of a last block is not stored, `rows` adds it.
 """
 
-import hashlib
+import contextlib
 import os
-import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
-from mezzotint.data.errors import InputError
+from mezzotint.data.digest import Digest
 from mezzotint.data.files import partial_path, publish
-
-MAGIC = b"MMIDIDX\x00\x00"
-HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, number of sequences, number of document boundaries
-VERSION = 1
-DTYPE_CODES = {"uint16": 8, "int32": 4}
-DTYPES = {code: name for name, code in DTYPE_CODES.items()}
+from mezzotint.data.megatron import index_bytes
 
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """What the manifest says of one shard."""
+    """What the manifest says of one shard: a pair in the folder, or token files made elsewhere that stay where they lie.
+
+    `bin` is the file that holds the tokens, whatever its format; `idx` the one that holds the sizes of its documents:
+    the pair's `.idx`, or for parquet and arrow `NAME.sizes` in the folder (int32, one a document).
+    """
 
     name: str  # of the pair, without .bin / .idx
     tokens: int  # one <eos> a document included
@@ -35,10 +33,44 @@ class ShardInfo:
     idx_bytes: int
     bin_sha256: str
     idx_sha256: str
+    bin_blocks: str = ""  # CRC-32 of every MiB, 8 hexadecimal digits each; empty where not kept (format 1)
+    idx_blocks: str = ""
+    kind: str = "shard"  # or megatron, parquet, arrow: adopted
+    path: str = ""  # of the token file, where it is adopted
+    column: str = ""  # that holds the ids, of parquet and arrow
+    adds_eos: int = 0  # 1: documents end with an <eos> that is not stored
+    end_id: int = -1  # id that is read as <eos>; -1 for none
+    groups: tuple[int, ...] = ()  # documents of each parquet row group or arrow record batch
+    dtype: str = ""  # of the ids in an arrow file
+    offsets: tuple[int, ...] = ()  # byte at which the ids of each record batch start in an arrow file
 
     def as_dict(self) -> dict:
-        """Plain values for JSON."""
-        return asdict(self)
+        """Plain values for JSON, without those at their default."""
+        defaults = {field.name: field.default for field in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
+
+    def bin_path(self, folder: Path) -> Path:
+        """The file that holds the tokens."""
+        return Path(self.path) if self.path else folder / f"{self.name}.bin"
+
+    def idx_path(self, folder: Path) -> Path:
+        """The file that holds the sizes of documents."""
+        if self.kind == "megatron":
+            return Path(self.path).with_suffix(".idx")
+        return folder / f"{self.name}.idx" if self.kind == "shard" else folder / f"{self.name}.sizes"
+
+    @property
+    def reading(self) -> str:
+        """What, beside the files, decides the tokens that are read; empty for a shard of our own."""
+        if self.kind == "shard":
+            return ""
+        return f"{self.kind} column={self.column} adds_eos={self.adds_eos} end_id={self.end_id}"
+
+
+def shard_info(values: dict) -> ShardInfo:
+    """The entry of a manifest or of a record of progress; TypeError or KeyError for a damaged one."""
+    lists = {name: tuple(values[name]) for name in ("groups", "offsets") if name in values}
+    return ShardInfo(**values | lists)
 
 
 def token_dtype(vocab_size: int) -> str:
@@ -53,7 +85,7 @@ class ShardWriter:
         self._bin, self._idx = folder / f"{name}.bin", folder / f"{name}.idx"
         self._name, self._dtype = name, np.dtype(dtype)
         self._sizes: list[np.ndarray] = []
-        self._hash = hashlib.sha256()
+        self._digest = Digest()
         self._bytes = self._largest = 0
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(partial_path(self._bin), "wb")  # noqa: SIM115  (lives until close)
@@ -62,15 +94,17 @@ class ShardWriter:
         """Append whole documents: `tokens` (n,) of all of them, `sizes` (documents,) tokens of each, <eos> included."""
         raw = np.ascontiguousarray(tokens, dtype=self._dtype).tobytes()
         self._file.write(raw)
-        self._hash.update(raw)
+        self._digest.update(raw)
         self._sizes.append(np.asarray(sizes, dtype=np.int32))
         self._bytes += text_bytes
         self._largest = max(self._largest, int(tokens.max()))
 
     def abandon(self) -> None:
         """Drop what was written so far, after a failure."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk refuses what is still in the buffer
+            self._file.close()
         partial_path(self._bin).unlink(missing_ok=True)
+        partial_path(self._idx).unlink(missing_ok=True)
 
     def close(self) -> ShardInfo:
         """Put both files in place; at least one document must have been added."""
@@ -84,6 +118,8 @@ class ShardWriter:
         publish(self._bin)
         publish(self._idx)
         tokens = int(sizes.sum(dtype=np.int64))
+        index_digest = Digest()
+        index_digest.update(index)
         return ShardInfo(
             name=self._name,
             tokens=tokens,
@@ -92,61 +128,13 @@ class ShardWriter:
             largest_id=self._largest,
             bin_bytes=tokens * self._dtype.itemsize,
             idx_bytes=len(index),
-            bin_sha256=self._hash.hexdigest(),
-            idx_sha256=hashlib.sha256(index).hexdigest(),
+            bin_sha256=self._digest.sha256,
+            idx_sha256=index_digest.sha256,
+            bin_blocks=self._digest.blocks,
+            idx_blocks=index_digest.blocks,
         )
 
     @staticmethod
     def _flush(file) -> None:
         file.flush()
         os.fsync(file.fileno())
-
-
-def index_bytes(sizes: np.ndarray, dtype: str) -> bytes:
-    """The whole `.idx` for documents of `sizes` (documents,) tokens, one sequence a document."""
-    ends = np.cumsum(sizes, dtype=np.int64)
-    pointers = (ends - sizes) * np.dtype(dtype).itemsize  # byte offset of each document in .bin
-    boundaries = np.arange(len(sizes) + 1, dtype=np.int64)
-    header = HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], len(sizes), len(boundaries))
-    return (
-        header + sizes.astype("<i4").tobytes() + pointers.astype("<i8").tobytes() + boundaries.astype("<i8").tobytes()
-    )
-
-
-class ShardReader:
-    """Memory-mapped `.bin`/`.idx` pair: `.sizes` (documents,) int32 and `.tokens` (n,), documents one after the other.
-
-    Raises InputError that names file and offset when a file is missing, foreign or truncated.
-    """
-
-    def __init__(self, prefix: Path) -> None:
-        idx, self._bin = prefix.with_name(prefix.name + ".idx"), prefix.with_name(prefix.name + ".bin")
-        require_size(idx, HEADER.size, at_least=True)
-        with open(idx, "rb") as file:
-            magic, version, code, documents, boundaries = HEADER.unpack(file.read(HEADER.size))
-        if magic != MAGIC or version != VERSION or code not in DTYPES:
-            raise InputError(f"{idx} is no Megatron index of version {VERSION} with uint16 or int32 tokens")
-        require_size(idx, HEADER.size + 12 * documents + 8 * boundaries, at_least=True)
-        self.sizes = np.memmap(idx, dtype="<i4", mode="r", offset=HEADER.size, shape=(documents,))
-        self.tokens_count = int(self.sizes.sum(dtype=np.int64))
-        self._dtype = np.dtype(DTYPES[code])
-        require_size(self._bin, self.tokens_count * self._dtype.itemsize, at_least=False)
-        self.tokens = np.memmap(self._bin, dtype=self._dtype, mode="r", shape=(self.tokens_count,))
-
-
-def file_size(path: Path) -> int:
-    """Bytes of a file; InputError when it is missing."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError as error:
-        raise InputError(f"{path} is missing: copy it again or run `mezzotint-data prepare` again") from error
-
-
-def require_size(path: Path, expected: int, *, at_least: bool = False) -> None:
-    """InputError naming file and offset when `path` ends early (or, unless `at_least`, late)."""
-    present = file_size(path)
-    again = "copy it again or run `mezzotint-data prepare` into a new folder"
-    if present < expected:
-        raise InputError(f"{path} is truncated at byte {present} of {expected}: {again}")
-    if present > expected and not at_least:
-        raise InputError(f"{path} goes on after byte {expected}, to {present}: it belongs to another index; {again}")

@@ -8,7 +8,7 @@ from typing import Any
 from mezzotint.data.errors import InputError
 from mezzotint.data.files import PARTIAL, read_json, write_json
 from mezzotint.data.manifest import NAME as MANIFEST
-from mezzotint.data.shards import ShardInfo
+from mezzotint.data.shards import ShardInfo, shard_info
 
 FORMAT = 1
 RECORD = "prepare.json"  # settings; stays when the work is done, so that running again is a no-op
@@ -85,7 +85,7 @@ class Workspace:
         parts: list[Part] = []
         while (path := self._part_path(len(parts))).is_file():
             content = read_json(path)
-            shards = {split: ShardInfo(**info) for split, info in content["shards"].items()}
+            shards = {split: shard_info(info) for split, info in content["shards"].items()}
             parts.append(Part(content["documents"], shards))
         return parts
 

@@ -1,7 +1,9 @@
 """One order of rows for all: the same after a resume, for any ranks and micro-batches; exact in epochs and mixing."""
 
+import json
 import threading
 from collections import Counter
+from random import Random
 
 import pytest
 import torch
@@ -115,6 +117,52 @@ def test_seed_and_data_decide_order_and_hash(folders):
     assert base.row_ids(0, 50) != others[0].row_ids(0, 50)
 
 
+def documents_of(first):
+    """Two shards of 49 documents that differ by `first`."""
+    long = [[4 + (first + 7 * n + 3 * k) % 90 for k in range(3 + n % 11)] + [1] for n in range(40)]
+    return [long, [[5, 6, 1]] * 9]
+
+
+@pytest.mark.parametrize(
+    ("names", "align", "digest"),
+    [
+        ("a", True, "4457088140715a183f6a0a892234a7abb3fd2f9b948efe9867b93c1b848e34d1"),
+        ("a", False, "be6e8c1b4e7315421cade9d2f8bf3cbca03ca6a1f788d7522322ae760db8a780"),
+        ("ab", True, "9a02dfa95ae7a157b020ca3e36ef43805bc8a8b48ef90ce95ccc045efe385471"),
+        ("ab", False, "85a317778b513dd296e62f5400df90cd176b6a05a5cbd29478b907af2e308d71"),
+    ],
+)
+def test_hash_of_folders_of_format_1_stays(tmp_path, names, align, digest):
+    """Hashes as the version that wrote format 1 gave them: runs on such folders resume."""
+    sources = []
+    for name, weight in zip(names, (0.7, 0.3) if len(names) == 2 else (1.0,)):
+        path = write_prepared(tmp_path / name, documents_of(5 * "ab".index(name))) / "manifest.json"
+        content = json.loads(path.read_text()) | {"format": 1}
+        for shard in content["shards"]:
+            del shard["bin_blocks"], shard["idx_blocks"]
+        path.write_text(json.dumps(content))
+        sources.append((str(path.parent), weight))
+    config = DataConfig(sources=tuple(sources), row_length=16, seed=3, align=align)
+    assert Loader(config, block_length=4 if align else 16).hash == digest
+
+
+def test_sources_of_unequal_weight_resume_anywhere(tmp_path):
+    """0.7 and 0.3 within sampling error of independent draws, in order, whole epochs of each, for any ranks and start."""
+    sources = (folder_of(tmp_path / "a", 101), 0.7), (folder_of(tmp_path / "b", 67, first=50), 0.3)
+    ids = loader(*sources).row_ids(0, 6000)
+    assert abs(sum(i < 101 for i in ids) - 4200) < 2 * (6000 * 0.7 * 0.3) ** 0.5
+    for first, rows in ((0, 101), (101, 67)):
+        own = [i - first for i in ids if first <= i < first + rows]
+        epochs = [own[start : start + rows] for start in range(0, len(own) - rows, rows)]
+        assert len(epochs) > 20 and all(sorted(epoch) == list(range(rows)) for epoch in epochs)
+    random = Random(1)
+    for _ in range(20):
+        share, ranks, step = random.randint(1, 5), random.randint(1, 5), random.randint(0, 200)
+        rows = share * ranks
+        found = [next(loader(*sources).iterate(step, rows, rank * share, share)) for rank in range(ranks)]
+        assert join(found).row_ids.tolist() == ids[step * rows : (step + 1) * rows]
+
+
 def test_prefetch_ends_its_thread_and_carries_errors(folders):
     data = loader((folders[0], 1.0))
     steps = data.iterate(0, 4)
@@ -137,8 +185,9 @@ def test_refusals(folders, tmp_path):
         loader()
     with pytest.raises(InputError, match="weight"):
         loader((folders[0], 0.0))
-    with pytest.raises(InputError, match="weight"):
-        loader((folders[0], float("nan")))
+    for weight in (float("nan"), float("inf"), -0.3):
+        with pytest.raises(InputError, match=rf"has weight {weight}: give a positive weight"):
+            loader((folders[0], 0.7), (folders[1], weight))
     with pytest.raises(InputError, match="seed"):
         loader((folders[0], 1.0), seed=-1)
     with pytest.raises(InputError, match="no prepared folder"):

@@ -16,8 +16,8 @@ from data_support import PROSE, small_tokenizer
 
 from mezzotint.data.corpus import corpus_documents, corpus_files
 from mezzotint.data.errors import InputError
+from mezzotint.data.open_files import open_files
 from mezzotint.data.prepare import PrepareConfig, prepare
-from mezzotint.data.shards import ShardReader
 from mezzotint.data.sources import SourceConfig, open_source
 from mezzotint.data.tokenizer import load_tokenizer
 from mezzotint.data.workspace import Workspace
@@ -34,9 +34,9 @@ def documents_of(manifest):
     """The texts in a prepared folder, decoded; every document ends with its only <eos>."""
     tokenizer = load_tokenizer(manifest.folder)
     texts = []
-    for shard in manifest.shards:
-        reader = ShardReader(manifest.folder / shard.name)
-        for ids in np.split(reader.tokens, np.cumsum(reader.sizes)[:-1]):
+    for file in open_files(manifest):
+        sizes = file.sizes(0, file.documents)
+        for ids in np.split(file.read(0, int(sizes.sum())), np.cumsum(sizes)[:-1]):
             assert ids[-1] == manifest.eos_id and (ids[:-1] != manifest.eos_id).all()
             texts.append(tokenizer.decode(ids))
     return texts
@@ -83,7 +83,7 @@ def test_every_format_gives_the_same_documents(tmp_path, tokenizer, kind):
     assert train.bytes == sum(len(text.encode()) for text in TEXTS)
     assert train.documents == len(TEXTS) and train.tokens == sum(shard.tokens for shard in train.shards)
     token_bytes = load_tokenizer(tokenizer).token_bytes
-    stored = np.concatenate([ShardReader(train.folder / shard.name).tokens for shard in train.shards])
+    stored = np.concatenate([f.read(0, shard.tokens) for f, shard in zip(open_files(train), train.shards)])
     assert token_bytes[stored].sum() == train.bytes
 
 

@@ -1,7 +1,9 @@
 """Rows found by prefix sums equal rows built literally, token by token, from the sentence in the design."""
 
 import tempfile
+import weakref
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -41,9 +43,11 @@ def literal_rows(documents, row_length, block_length, align):
 
 
 def source_of(shards, row_length, block_length, align=True):
-    """A RowSource whose memory maps outlive the folder they came from."""
-    with tempfile.TemporaryDirectory() as folder:
-        return RowSource(write_prepared(Path(folder), shards), row_length, block_length, align=align)
+    """A RowSource over a folder that goes with it."""
+    folder = tempfile.TemporaryDirectory()
+    source = RowSource(write_prepared(Path(folder.name), shards), row_length, block_length, align=align)
+    weakref.finalize(source, folder.cleanup)
+    return source
 
 
 SHARDS = st.lists(
@@ -54,8 +58,19 @@ SHARDS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(shards=SHARDS, block_length=st.sampled_from([1, 2, 3, 4, 8]), blocks=st.integers(1, 6), align=st.booleans())
-def test_rows_equal_the_literal_builder(shards, block_length, blocks, align):
+@given(
+    shards=SHARDS,
+    block_length=st.sampled_from([1, 2, 3, 4, 8]),
+    blocks=st.integers(1, 6),
+    align=st.booleans(),
+    step=st.sampled_from([1, 2, 3, 256]),
+)
+def test_rows_equal_the_literal_builder(shards, block_length, blocks, align, step):
+    with mock.patch("mezzotint.data.spans.STEP", step), mock.patch("mezzotint.data.spans.AT_ONCE", 2 * step):
+        check_rows(shards, block_length, blocks, align)
+
+
+def check_rows(shards, block_length, blocks, align):
     row_length = block_length * blocks
     expected = literal_rows([document for shard in shards for document in shard], row_length, block_length, align)
     if not expected:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mezzotint.data.errors import InputError
 from mezzotint.data.manifest import check_tokenizer, check_vocabulary, read_manifest
-from mezzotint.data.shards import ShardReader, ShardWriter, token_dtype
+from mezzotint.data.megatron import MegatronFile
+from mezzotint.data.shards import ShardWriter, token_dtype
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=9), min_size=1, max_size=9)
 
@@ -23,16 +24,20 @@ def write(folder, documents, dtype):
     return writer.close()
 
 
+def open_pair(folder):
+    return MegatronFile(folder / "s.bin", folder / "s.idx")
+
+
 @settings(max_examples=25, deadline=None)
 @given(documents=DOCUMENTS, dtype=st.sampled_from(["uint16", "int32"]))
 def test_documents_come_back(tmp_path_factory, documents, dtype):
     folder = tmp_path_factory.mktemp("shard")
     info = write(folder, documents, dtype)
-    reader = ShardReader(folder / "s")
-    assert np.split(reader.tokens, np.cumsum(reader.sizes)[:-1])[0].tolist() == documents[0]
-    assert reader.tokens.tolist() == [token for document in documents for token in document]
-    assert reader.sizes.tolist() == [len(document) for document in documents]
-    assert (info.tokens, info.documents) == (len(reader.tokens), len(documents))
+    reader = open_pair(folder)
+    assert reader.read(0, info.tokens).tolist() == [token for document in documents for token in document]
+    assert reader.sizes(0, reader.documents).tolist() == [len(document) for document in documents]
+    assert reader.read(len(documents[0]), 1).tolist() == [document[0] for document in documents[1:2]]
+    assert (info.tokens, info.documents) == (sum(map(len, documents)), len(documents))
     assert info.largest_id == max(map(max, documents))
 
 
@@ -62,7 +67,7 @@ def test_truncated_pair_names_file_and_offset(tmp_path, suffix, kept):
     path = tmp_path / f"s.{suffix}"
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(InputError, match=rf"s\.{suffix} is truncated at byte {kept} of \d+"):
-        ShardReader(tmp_path / "s")
+        open_pair(tmp_path)
 
 
 def test_foreign_index_is_refused(tmp_path):
@@ -70,7 +75,7 @@ def test_foreign_index_is_refused(tmp_path):
     content = (tmp_path / "s.idx").read_bytes()
     (tmp_path / "s.idx").write_bytes(b"SOMETHING" + content[9:])
     with pytest.raises(InputError, match="no Megatron index"):
-        ShardReader(tmp_path / "s")
+        open_pair(tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["bin", "idx"])
@@ -95,7 +100,7 @@ def test_manifest_totals(tmp_path):
     manifest = read_manifest(write_prepared(tmp_path, [[[4, 1], [9, 9, 1]], [[5, 6, 7, 1]]]))
     assert (manifest.tokens, manifest.documents, manifest.bytes, manifest.largest_id) == (9, 3, 6, 9)
     content = json.loads((tmp_path / "manifest.json").read_text())
-    assert (content["format"], content["tokens"], content["sha256"]) == (1, 9, manifest.sha256)
+    assert (content["format"], content["tokens"], content["sha256"]) == (2, 9, manifest.sha256)
 
 
 def test_manifest_hash_follows_content(tmp_path):
@@ -108,7 +113,7 @@ def test_manifest_hash_follows_content(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": 2}, "format 2, and this version reads up to 1"),
+        ({"format": 3}, "format 3, and this version reads up to 2"),
         ({"format": None}, "format None"),
         ({"shards": []}, "lists no shard"),
         ({"shards": [{"name": "x"}]}, "damaged"),
