@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -26,9 +27,15 @@ class Appended:
         except OSError as error:
             os.ftruncate(self._file, whole)
             if len(self._waiting) == 1:
-                print(f"warning: {self.path} cannot be written ({error.strerror}); it waits in memory", flush=True)
+                warn(f"{self.path} cannot be written ({error.strerror}); it waits in memory")
             return
         self._waiting = []
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def warn(sentence: str) -> None:
+    """Print a warning, unless the output itself goes to the full disk."""
+    with contextlib.suppress(OSError):
+        print(f"warning: {sentence}", flush=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mezzotint.models.errors import InputError
-from mezzotint.training.append import Appended
+from mezzotint.training.append import Appended, warn
 
 Record = dict[str, Any]
 FINISH_SECONDS = 30  # that wandb may take at the end of a start to send what it holds: a cluster waits no longer
@@ -130,7 +130,7 @@ class Wandb:
         self._row = {}
 
     def _give_up(self, reason: str) -> None:
-        print(f"warning: wandb is gone ({reason}): training goes on, the next start catches it up", flush=True)
+        warn(f"wandb is gone ({reason}): training goes on, the next start catches it up")
         self._run = None
         with contextlib.suppress(Exception):  # else wandb tries the same at the end of the process, with a traceback
             import_wandb().teardown()

@@ -83,12 +83,14 @@ class Meter:
                 **named(*means(bins), row_blocks=self._breakdown.row_blocks),
             }
             saving = float(seconds[:, PARTS.index("save")].mean())
-            before = self.logged if self.logged == self.first else self.logged - 1  # a save follows the record of its step
+            before = (
+                self.logged if self.logged == self.first else self.logged - 1
+            )  # a save follows the record of its step
             self._pace.saves.add(saving, self._pace.saves.due(before, step - 1, last=self._pace.steps))
             self._pace.add(step - self._paced, now - self._pace_since - saving)
             left = self._pace.seconds_left(step)
             self._log.write("train", step, values | {"seconds_left": left})
-            print(progress_line(step, self._pace.steps, values, left), flush=True)
+            self.run.ranks.say(progress_line(step, self._pace.steps, values, left))
         self.since = self._pace_since = time.perf_counter()
         self.logged = self._paced = step
         self.work = Work()
@@ -109,10 +111,9 @@ class Meter:
         self._pace.bounds.add(taken)
         if self._log is not None:
             self._log.write("validation", step, result.record() | {"bound_seconds": taken, "seconds": self._seconds()})
-            print(
+            self.run.ranks.say(
                 f"step {step}: bound {result.nats_per_token:.4f} +- {result.nats_per_token_error:.4f} nats/token, "
-                f"{result.bits_per_byte:.4f} +- {result.bits_per_byte_error:.4f} bits/byte",
-                flush=True,
+                f"{result.bits_per_byte:.4f} +- {result.bits_per_byte_error:.4f} bits/byte"
             )
         return True
 
