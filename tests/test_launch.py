@@ -1,0 +1,244 @@
+"""What starts a recipe on a cluster: the printed commands, what follows a crash or a preemption, the scripts themselves."""
+
+import configparser
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from training_support import recipe_file
+
+from mezzotint.launch import cluster, commands, requeue
+from mezzotint.launch.requeue import Bounds, Crashes, Next, conclude, decide, read_crashes
+from mezzotint.models.errors import InputError
+from mezzotint.training import outcome
+from mezzotint.training.outcome import BAD_INPUT, CRASHED, DIVERGED, DONE, HUNG, STOPPED, Outcome
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = [commands.SBATCH, commands.TORCHRUN, commands.DEEPSPEED]
+
+
+def launch(capsys, monkeypatch, *arguments: object) -> tuple[int, str, str]:
+    """Code, standard output and standard error of `mezzotint-launch`."""
+    monkeypatch.setattr(sys, "argv", ["mezzotint-launch", *map(str, arguments)])
+    code = cluster.main()
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_slurm_command_is_one_line_that_says_everything(capsys, monkeypatch, tmp_path):
+    path = recipe_file(tmp_path, rows_per_step=64)
+    more = ["--nodes", 4, "--gpus-per-node", 8, "--time", "24:00:00", "--partition", "p", "optim.lr=1e-4"]
+    code, out, err = launch(capsys, monkeypatch, "slurm", path, "seed=2", *more, "--with=--account=a b")
+    assert code == 0 and out.count("\n") == 1
+    words = shlex.split(out)
+    assert words[0] == "sbatch" and words[-4:] == [str(commands.SBATCH), str(path), "seed=2", "optim.lr=1e-4"]
+    assert {"--nodes=4", "--gpus-per-node=8", "--time=24:00:00", "--partition=p", "--account=a b"} <= set(words)
+    assert f"--export=ALL,PYTHON={sys.executable},PROCESSES_PER_NODE=8" in words and "--job-name=run" in words
+    assert "# 32 processes, 64 rows a step, 2 at once, accumulation 1" in err
+
+
+def test_rows_that_cannot_be_shared_out_are_refused_before_they_queue(capsys, monkeypatch, tmp_path):
+    code, out, err = launch(capsys, monkeypatch, "slurm", recipe_file(tmp_path), "--nodes", 3, "--submit")
+    assert code == 2 and out == "" and "rows_per_step 4 is no multiple of 3 ranks" in err
+
+
+def test_an_option_that_nobody_knows_is_refused(capsys, monkeypatch, tmp_path):
+    with pytest.raises(SystemExit, match="2"):
+        launch(capsys, monkeypatch, "slurm", recipe_file(tmp_path), "--node", 3, "--gpu", 4, "--walltime", 3)
+    assert "--walltime" in capsys.readouterr().err
+
+
+def test_torchrun_on_several_nodes_needs_a_head_and_agrees_on_a_port(capsys, monkeypatch, tmp_path):
+    arguments = ["torchrun", recipe_file(tmp_path), "--nnodes", 2, "--nproc-per-node", 1]
+    code, out, err = launch(capsys, monkeypatch, *arguments)
+    assert code == 2 and "give --head HOST" in err
+    code, out, err = launch(capsys, monkeypatch, *arguments, "--head", "node1")
+    assert code == 0 and "the same command on each of the 2 nodes" in err
+    port = commands.port_of(str(tmp_path / "run"))
+    assert f"NODES=2 HEAD=node1 PORT={port} bash {commands.TORCHRUN} " in out
+    assert commands.port_of("runs/a") != commands.port_of("runs/b")
+    _, out, _ = launch(capsys, monkeypatch, "torchrun", recipe_file(tmp_path), "--nproc-per-node", 2)
+    assert "PORT" not in out and "NODES" not in out and "PROCESSES_PER_NODE=2" in out
+
+
+def test_a_hostfile_is_read_and_its_faults_are_named_by_line(capsys, monkeypatch, tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# two machines\nnode1 slots=1\nnode2 slots=1  # the other\n\n")
+    assert commands.slots(hosts) == {"node1": 1, "node2": 1}
+    code, out, err = launch(capsys, monkeypatch, "deepspeed", recipe_file(tmp_path), "--hostfile", hosts)
+    assert code == 0 and f"HOSTFILE={hosts}" in out and "# 2 processes" in err
+    for text, fault in (
+        ("node1\n", "line 1: 'node1' is not"),
+        ("a slots=1\nb slots=x", "line 2"),
+        ("a slots=1\na slots=2", "line 2: a is there twice"),
+        ("# nobody", "names no host"),
+    ):
+        hosts.write_text(text)
+        with pytest.raises(InputError, match=fault):
+            commands.slots(hosts)
+    with pytest.raises(InputError, match="No such file"):
+        commands.slots(tmp_path / "absent")
+
+
+def test_a_free_port_is_not_one_that_is_taken(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        used = taken.getsockname()[1]
+        monkeypatch.setattr(commands, "PORTS", range(used, used + 1))
+        monkeypatch.setattr(commands.random, "sample", lambda ports, count: list(ports))
+        with pytest.raises(InputError, match="no free port"):
+            commands.free_port()
+    assert commands.free_port() == used
+
+
+def test_a_command_that_is_not_installed_is_one_sentence():
+    with pytest.raises(InputError, match="no-such-launcher is not on this machine"):
+        commands.Command(arguments=("no-such-launcher",)).run()
+
+
+NO_CRASH, ONCE = Crashes(), Bounds()
+
+
+def what_follows(
+    code: int | None,
+    *,
+    crashes: Crashes = NO_CRASH,
+    step: int = -1,
+    asked: bool = False,
+    reason: str = "why",
+    bounds: Bounds = ONCE,
+) -> Next:
+    ended = None if code is None else Outcome(code=code, step=7, reason=reason, time=0.0)
+    return decide(ended, crashes, step=step, asked=asked, bounds=bounds)
+
+
+def test_what_is_done_diverged_or_refused_does_not_start_again():
+    for code in (DONE, DIVERGED, BAD_INPUT):
+        for asked in (False, True):
+            follows = what_follows(code, asked=asked)
+            assert not follows.again and follows.code == code and "why" in follows.sentence
+
+
+def test_a_preempted_run_starts_again_and_one_that_a_person_stopped_does_not():
+    by_file = "asked to stop (runs/a/STOP was there)"
+    assert what_follows(STOPPED, reason="asked to stop (SIGTERM came)").again
+    assert what_follows(STOPPED, reason=by_file, asked=True).again  # the batch shell put the file there
+    follows = what_follows(STOPPED, reason=by_file)
+    assert not follows.again and follows.code == STOPPED and "the same command goes on" in follows.sentence
+
+
+@pytest.mark.parametrize("code", [None, CRASHED, HUNG])
+def test_a_crash_starts_again_only_while_it_gets_further(code):
+    crashes = Crashes()
+    for count, step in enumerate((-1, 5, 6, 20), start=1):  # -1: it crashed before its first checkpoint
+        follows = what_follows(code, crashes=crashes, step=step)
+        assert follows.again and follows.crashes == Crashes(total=count, in_a_row=1, step=step)
+        crashes = follows.crashes
+    follows = what_follows(code, crashes=crashes, step=20)
+    assert not follows.again and follows.code == (CRASHED if code is None else code)
+    assert "the newest checkpoint is of step 20, as at the crash before" in follows.sentence
+    assert not what_follows(code, crashes=crashes, step=15).again  # it fell back to an older one
+
+
+def test_bounds_are_kept():
+    crashes = Crashes()
+    for _ in range(3):
+        follows = what_follows(None, crashes=crashes, bounds=Bounds(in_a_row=3))
+        assert follows.again
+        crashes = follows.crashes
+    assert not what_follows(None, crashes=crashes, bounds=Bounds(in_a_row=3)).again
+    crashes = Crashes(total=2, in_a_row=1, step=5)
+    assert what_follows(None, crashes=crashes, step=9, bounds=Bounds(total=3)).again
+    assert not what_follows(None, crashes=crashes, step=9, bounds=Bounds(total=2)).again
+
+
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch):
+    """A stand-in for scontrol: says that job 7 is in the state of the file `state`, and notes what it is asked."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    script = programs / "scontrol"
+    script.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n[ "$1" = requeue ] && exit 0\n'
+        f"echo JobId=7 JobName=x JobState=$(cat {tmp_path}/state) Reason=None\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    (tmp_path / "state").write_text("RUNNING")
+    return tmp_path
+
+
+def test_conclude_counts_and_requeues_a_running_job(scontrol, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "STOP").touch()
+    assert conclude(run, asked=False, job="7") == (STOPPED, f"{run}: job 7 is requeued")
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == "requeue 7"
+    assert read_crashes(run) == Crashes(total=1, in_a_row=1, step=-1) and not (run / "STOP").exists()
+    (run / "latest").write_text("step-12\n")
+    assert conclude(run, asked=False, job="7")[0] == STOPPED
+    code, sentence = conclude(run, asked=False, job="7")
+    assert code == CRASHED and "as at the crash before" in sentence
+    assert (tmp_path / "asked").read_text().count("requeue") == 2
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING", "PENDING"])
+def test_a_job_that_slurm_ends_or_requeues_itself_is_left_alone(scontrol, tmp_path, state):
+    run = tmp_path / "run"
+    outcome.write(run, code=STOPPED, step=3, reason="asked to stop (SIGTERM came)")
+    (tmp_path / "state").write_text(state)
+    assert conclude(run, asked=True, job="7") == (STOPPED, f"{run}: job 7 is {state}: not started again from here")
+    outcome.remove(run)
+    assert conclude(run, asked=True, job="7")[0] == CRASHED
+    assert "requeue" not in (tmp_path / "asked").read_text() and read_crashes(run) == Crashes()
+
+
+def test_without_a_job_the_code_is_the_runs_own(tmp_path):
+    outcome.write(tmp_path, code=DIVERGED, step=3, reason="NaN")
+    assert conclude(tmp_path, asked=False, job=None) == (DIVERGED, f"{tmp_path}: diverged after step 3 (NaN)")
+    requeue.begin(tmp_path)
+    assert conclude(tmp_path, asked=False, job=None)[0] == CRASHED
+
+
+def test_begin_prints_the_run_folder_of_the_overrides(capsys, monkeypatch, tmp_path):
+    outcome.write(tmp_path / "other", code=STOPPED, step=3, reason="of the last start")
+    code, out, _ = launch(capsys, monkeypatch, "begin", recipe_file(tmp_path), f"run={tmp_path / 'other'}")
+    assert (code, out) == (0, f"{tmp_path / 'other'}\n") and outcome.read(tmp_path / "other") is None
+
+
+def test_scripts_are_sound_and_packaged():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    patterns = config["options.package_data"]["mezzotint.launch"].split(", ")
+    packaged = {path for pattern in patterns for path in (ROOT / "launch").glob(pattern)}
+    for script in SCRIPTS:
+        assert script in packaged
+        assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
+    text = commands.SBATCH.read_text()
+    for option in ("--requeue", "--open-mode=append", "--signal=B:USR1@300"):
+        assert f"#SBATCH {option}\n" in text
+    assert "--kill-on-bad-exit=1" in text
+
+
+def test_torchrun_knows_the_options_that_scripts_pass_by_environment(monkeypatch):
+    """Its parser reads PET_* only for options that it has: a renamed one would be dropped in silence."""
+    from torch.distributed.run import get_args_parser
+
+    for script in (commands.SBATCH, commands.TORCHRUN):
+        name, value = re.search(r"export (PET_\w+)=(\S+)", script.read_text()).groups()
+        monkeypatch.setenv(name, value)
+        options = get_args_parser().parse_args(["script.py"])
+        assert options.signals_to_handle == "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
+
+
+def test_torchrun_script_without_a_head_says_so():
+    done = subprocess.run(
+        ["bash", str(commands.TORCHRUN), "debug"], env=os.environ | {"NODES": "2"}, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "HEAD is not set" in done.stderr
