@@ -66,7 +66,7 @@ def _export(given: argparse.Namespace) -> int:
     state = checkpoint.read_state(folder)
     recipe = strict.parse_yaml(state.recipe, source=f"the recipe in {folder}")
     ema = state.ema_updates > 0 if given.ema is None else given.ema
-    config, weights = checkpoint.load_weights(run, ema=ema)
+    config, weights = checkpoint.read_weights(folder, ema=ema)
     with torch.device("meta"):
         model = Denoiser(config)
     model.load_state_dict(weights, assign=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import random
@@ -322,30 +321,39 @@ def test_a_missing_run_is_one_sentence_and_code_2(tmp_path, capsys):
 
 def make_run(folder: Path, model, tokenizer) -> Path:
     """A run folder with one checkpoint, as training leaves it; its average is the model with another final norm."""
-    from mezzotint.training import checkpoint
+    from mezzotint.training.checkpoint import EMA, CheckpointConfig, RunState
+    from mezzotint.training.distributed import Ranks
+    from mezzotint.training.fragments import WEIGHTS
+    from mezzotint.training.pieces import Piece
+    from mezzotint.training.saver import Saver
 
     (folder / "data").mkdir(parents=True)
     shutil.copyfile(tokenizer.files[0], folder / "data" / "tokenizer.model")
-    inner = folder / "run" / "checkpoints" / "step-7"
-    inner.mkdir(parents=True)
-    state = checkpoint.RunState(
+    weights = {name: value.detach().float() for name, value in model.state_dict().items()}
+    state = RunState(
         step=7,
         next_row=56,
         seed=1,
         world=1,
         zero_stage=1,
         ema_updates=7,
+        validation_due=False,
+        history={},
         data_hash="d" * 64,
         tokenizer_hash=tokenizer.sha256,
         arms_hash="a" * 64,
         recipe=f"data: {{row_length: 64, sources: [[{folder / 'data'}, 1.0]]}}\nema_decay: 0.9\n",
         model=model.config.to_dict(),
+        shapes={name: list(value.shape) for name, value in weights.items()},
     )
-    (inner / "state.json").write_text(json.dumps(dataclasses.asdict(state)))
-    weights = dict(model.state_dict())
-    checkpoint._save_tensors(inner / "weights.safetensors", weights)
-    checkpoint._save_tensors(inner / "ema.safetensors", weights | {"norm.weight": weights["norm.weight"] * 2})
-    checkpoint._seal(inner)
+    pieces = [
+        Piece(kind, name, start, part)
+        for kind, tensors in ((WEIGHTS, weights), (EMA, weights | {"norm.weight": weights["norm.weight"] * 2}))
+        for name, value in tensors.items()
+        for start, part in ((0, value.flatten()[:3]), (3, value.flatten()[3:]))  # as two ranks would have cut it
+    ]
+    saver = Saver(folder / "run", CheckpointConfig(), Ranks(0, 1, torch.device("cpu")))
+    assert saver.begin(state, pieces) and saver.finish()
     bound = {"bits_per_byte": 3.5, "bits_per_byte_error": 0.25, "nats_per_token": 6.0, "nats_per_token_error": 0.5}
     records = [{"kind": "validation", "step": step, **bound} for step in (5, 7, 9)]
     (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

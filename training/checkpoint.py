@@ -186,6 +186,11 @@ def load_weights(run_folder: str | Path, *, ema: bool) -> tuple[ModelConfig, dic
         raise InputError(
             f"{run} holds no checkpoint: train first, or give the run folder that `run:` in the recipe names"
         )
+    return read_weights(folder, ema=ema)
+
+
+def read_weights(folder: Path, *, ema: bool) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """`load_weights` of one checkpoint, which is taken to be complete. InputError for an average that is not kept."""
     state, pieces = read_state(folder), Pieces(folder)
     if ema and not pieces.has(EMA):
         raise InputError(f"{folder} holds no averaged weights: the run had ema_decay 0")
