@@ -29,7 +29,7 @@ run=$("$PYTHON" -m mezzotint.launch.cluster begin "$@") || exit
 port="${PORT:-$("$PYTHON" -m mezzotint.launch.cluster port)}" || exit
 
 "$PYTHON" -m deepspeed.launcher.runner "${options[@]}" --master_port="$port" \
-    --module mezzotint.launch.train "$@" &
+    --module mezzotint.launch.rank "$@" &
 trainer=$!
 while kill -0 "$trainer" 2>/dev/null; do
     if [ -z "$asked" ]; then

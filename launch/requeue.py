@@ -74,6 +74,8 @@ def decide(ended: Outcome | None, crashes: Crashes, *, step: int, asked: bool, b
         if asked or f"/{STOP_FILE} was there" not in ended.reason:
             return again(said)
         return end(STOPPED, f"{said}: not started again; the same command goes on from there")
+    if ended is None and asked:  # killed while it saved, or while it was starting: no crash of its own
+        return again("the trainer was asked to stop and ended before it had saved")
     code = CRASHED if ended is None else ended.code
     why = "the trainer died without a word" if ended is None else f"the run {ended.word} ({ended.reason})"
     row = crashes.in_a_row + 1 if crashes.total and step <= crashes.step else 1

@@ -16,9 +16,6 @@ if [ "$NODES" -gt 1 ] && [ -z "${HEAD:-}" ]; then
 fi
 threads=$(($(nproc) / PROCESSES_PER_NODE))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
-# torchrun reads its options from PET_*, and leaves alone what its version does not have
-export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGUSR1,SIGUSR2
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}" # seconds to save after a signal
 
 asked=
 trap 'asked=1' USR1 USR2 TERM INT
@@ -30,10 +27,10 @@ else
     endpoint="localhost:${PORT:-0}" # 0: one that is free
 fi
 
-"$PYTHON" -m torch.distributed.run \
+"$PYTHON" -m mezzotint.launch.agent \
     --nnodes="$NODES" --nproc-per-node="$PROCESSES_PER_NODE" --max-restarts=0 \
     --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$run" \
-    -m mezzotint.launch.train "$@" &
+    -m mezzotint.launch.rank "$@" &
 trainer=$!
 while kill -0 "$trainer" 2>/dev/null; do
     if [ -z "$asked" ]; then

@@ -2,7 +2,6 @@
 
 import configparser
 import os
-import re
 import shlex
 import socket
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from training_support import recipe_file
 
-from mezzotint.launch import cluster, commands, requeue
+from mezzotint.launch import agent, cluster, commands, requeue
 from mezzotint.launch.requeue import Bounds, Crashes, Next, conclude, decide, read_crashes
 from mezzotint.models.errors import InputError
 from mezzotint.training import outcome
@@ -133,6 +132,12 @@ def test_a_preempted_run_starts_again_and_one_that_a_person_stopped_does_not():
     assert not follows.again and follows.code == STOPPED and "the same command goes on" in follows.sentence
 
 
+def test_a_stop_that_came_too_early_or_took_too_long_is_no_crash():
+    follows = what_follows(None, asked=True, crashes=Crashes(total=1, in_a_row=1, step=-1))
+    assert follows.again and follows.crashes == Crashes(total=1, in_a_row=1, step=-1)
+    assert not what_follows(CRASHED, asked=True, crashes=Crashes(total=1, in_a_row=1, step=-1)).again
+
+
 @pytest.mark.parametrize("code", [None, CRASHED, HUNG])
 def test_a_crash_starts_again_only_while_it_gets_further(code):
     crashes = Crashes()
@@ -226,15 +231,18 @@ def test_scripts_are_sound_and_packaged():
     assert "--kill-on-bad-exit=1" in text
 
 
-def test_torchrun_knows_the_options_that_scripts_pass_by_environment(monkeypatch):
+def test_torchrun_knows_the_signals_that_the_agent_passes_by_environment(monkeypatch):
     """Its parser reads PET_* only for options that it has: a renamed one would be dropped in silence."""
-    from torch.distributed.run import get_args_parser
+    from torch.distributed import run
 
-    for script in (commands.SBATCH, commands.TORCHRUN):
-        name, value = re.search(r"export (PET_\w+)=(\S+)", script.read_text()).groups()
-        monkeypatch.setenv(name, value)
-        options = get_args_parser().parse_args(["script.py"])
-        assert options.signals_to_handle == "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
+    parsed = []
+    monkeypatch.setattr(run, "main", lambda arguments: parsed.append(run.parse_args(arguments)))
+    for name in ("PET_SIGNALS_TO_HANDLE", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+        monkeypatch.setenv(name, "")  # set back after the test
+        monkeypatch.delenv(name)
+    assert agent.main(["script.py"]) == 0
+    assert parsed[0].signals_to_handle == agent.SIGNALS
+    assert os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == agent.SAVE_SECONDS
 
 
 def test_torchrun_script_without_a_head_says_so():
