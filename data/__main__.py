@@ -1,96 +1,41 @@
-"""Owns the command line `mezzotint-data`: train-tokenizer and prepare."""
+"""Owns the command line `mezzotint-data`: train-tokenizer, prepare, adopt, verify and inspect."""
 
 import argparse
+import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
+from mezzotint.data.arguments import parser
 from mezzotint.data.cli import run_command
 from mezzotint.data.errors import InputError
-
-ABOUT = "Turn text into token shards: train a tokenizer, then prepare a folder that training and evaluation read."
-EXAMPLES = """examples:
-  # the default corpus (the standard library of this Python), nothing to download
-  mezzotint-data train-tokenizer --corpus stdlib --vocab-size 4096 --out runs/tok
-  mezzotint-data prepare --corpus stdlib --tokenizer runs/tok --heldout 0.03 --out runs/data
-
-  # your own text: a file or folder of text, jsonl, json.gz, json.zst or parquet, or a saved dataset
-  mezzotint-data prepare --input books.jsonl --text-column body --tokenizer runs/tok --out runs/books
-
-  # a dataset on the Hugging Face hub, streamed
-  mezzotint-data prepare --input roneneldan/TinyStories --tokenizer runs/tok --out runs/stories
-"""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run `mezzotint-data` with `arguments` (None: the command line's); 2 on bad input, after one sentence."""
-    options = _parser().parse_args(arguments)
-    return run_command(lambda: options.run(options))
-
-
-def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("mezzotint-data", description=ABOUT, epilog=EXAMPLES, formatter_class=raw)
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    about = "train a sentencepiece tokenizer that gives every text back unchanged"
-    train = commands.add_parser("train-tokenizer", help=about, description=about, epilog=EXAMPLES, formatter_class=raw)
-    _add_source(train)
-    train.add_argument("--out", required=True, metavar="FOLDER", help="folder that gets tokenizer.model")
-    train.add_argument("--vocab-size", type=int, default=4096, metavar="N", help="ids in all (default 4096)")
-    train.add_argument("--kind", default="bpe", help="bpe, or unigram, which trains some 20 times slower (default bpe)")
-    train.add_argument(
-        "--sample-mb", type=float, default=64.0, metavar="MB", help="MiB of text to learn from (default 64)"
-    )
-    train.add_argument(
-        "--heldout", type=float, default=0.0, metavar="SHARE", help="leave out what prepare will hold out"
-    )
-    train.set_defaults(run=_train_tokenizer)
-    about = "tokenize text into shards; run it again to go on after an interruption"
-    prepare = commands.add_parser("prepare", help=about, description=about, epilog=EXAMPLES, formatter_class=raw)
-    _add_source(prepare)
-    prepare.add_argument(
-        "--tokenizer", required=True, metavar="PATH", help="tokenizer.model, tokenizer.json or a folder"
-    )
-    prepare.add_argument("--out", required=True, metavar="FOLDER", help="folder that gets shards and manifest.json")
-    prepare.add_argument(
-        "--heldout",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="share of documents to hold out, e.g. 0.03; FOLDER then gets train/ and heldout/ (default 0)",
-    )
-    prepare.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: one a core)")
-    prepare.add_argument("--shard-mb", type=float, default=64.0, metavar="MB", help="MiB of text a shard (default 64)")
-    prepare.set_defaults(run=_prepare)
-    return parser
-
-
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    """The options of SourceConfig, the same for both commands."""
-    group = parser.add_argument_group("what to read")
-    group.add_argument("--corpus", default="", metavar="NAME", help="stdlib (the default corpus) or stdlib+tests")
-    group.add_argument("--input", metavar="PATH_OR_NAME", help="file, folder, saved dataset or hub name")
-    group.add_argument(
-        "--text-column", default="text", metavar="NAME", help="column that holds the text (default text)"
-    )
-    group.add_argument("--split", default="train", metavar="NAME", help="split of a dataset (default train)")
-    group.add_argument("--subset", default="", metavar="NAME", help="configuration of a hub dataset")
-    group.add_argument(
-        "--pattern", default="*", metavar="GLOB", help="names of files to take from a folder (default all)"
-    )
-    group.add_argument(
-        "--unit", default="document", help="what is a document of a text file: document (the file), paragraph or line"
-    )
+    options = parser().parse_args(arguments)
+    commands: dict[str, Callable[[argparse.Namespace], int | None]] = {
+        "train-tokenizer": _train_tokenizer,
+        "prepare": _prepare,
+        "adopt": _adopt,
+        "verify": _verify,
+        "inspect": _inspect,
+    }
+    return run_command(lambda: commands[options.command](options))
 
 
 def _source(options: argparse.Namespace):
     from mezzotint.data.sources import SourceConfig
 
-    if options.input == "":
+    if options.input == [""]:
         raise InputError("--input is empty: name a file, folder, saved dataset or hub dataset, or leave it out")
     if options.corpus and options.input:
         raise InputError("--corpus and --input were both given: choose one")
+    if len(options.input or []) > 1 and not all("://" in name for name in options.input):
+        raise InputError("--input takes one file, folder or hub name; only web addresses may be several")
     return SourceConfig(
         corpus=options.corpus or "stdlib",
-        input=options.input or "",
+        input=" ".join(options.input or []),
         text_column=options.text_column,
         split=options.split,
         subset=options.subset,
@@ -131,10 +76,65 @@ def _prepare(options: argparse.Namespace) -> None:
     )
     for manifest in (done.train, done.heldout):
         if manifest is not None:
-            print(
-                f"{manifest.folder}: {manifest.tokens:,} tokens in {manifest.documents:,} documents, "
-                f"{manifest.bytes:,} bytes, {manifest.bytes / manifest.tokens:.2f} bytes a token"
-            )
+            print(_summary(manifest))
+
+
+def _adopt(options: argparse.Namespace) -> None:
+    from mezzotint.data.adopt import AdoptConfig, adopt
+
+    manifest = adopt(
+        AdoptConfig(
+            inputs=tuple(options.input),
+            tokenizer=options.tokenizer,
+            out=options.out,
+            pattern=options.pattern,
+            split=options.split,
+            column=options.column,
+            eos=options.eos,
+            end_id=options.end_id,
+        )
+    )
+    added = sum(shard.documents for shard in manifest.shards if shard.adds_eos)
+    ends = f", <eos> added to {added:,} of them as they are read" if added else ""
+    print(f"{_summary(manifest)}{ends}; {len(manifest.shards)} files, which must stay where they are")
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from mezzotint.data.verify import folders_below, verify
+
+    wrong = False
+    for folder in folders_below(Path(options.folder)):
+        checked = verify(folder)
+        for problem in checked.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        if not checked.problems:
+            print(f"{_summary(checked.manifest)}: sizes, hashes, ids and indexes are right")
+        wrong = wrong or bool(checked.problems)
+    return 2 if wrong else 0
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    from mezzotint.data.show import show_rows
+
+    if options.block != "row" and not options.block.isdigit():
+        raise InputError(f"--block is {options.block!r}: give a number of tokens, or `row`")
+    lines = show_rows(
+        Path(options.folder),
+        first=options.row,
+        count=options.rows,
+        row_length=options.row_length,
+        block_length=None if options.block == "row" else int(options.block),
+        colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ,
+    )
+    for line in lines:
+        print(line, flush=True)  # a closed pipe is noticed here, not at the end
+
+
+def _summary(manifest) -> str:
+    return (
+        f"{manifest.folder}: {manifest.tokens:,} tokens in {manifest.documents:,} documents, "
+        f"{manifest.bytes:,} bytes, {manifest.bytes / manifest.tokens:.2f} bytes a token"
+    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class FileView:
 
     def bytes(self, offset: int, count: int) -> memoryview:
         """`count` bytes from byte `offset` on, fewer at the end of the file."""
-        return memoryview(_mapped(self)[offset : offset + count])
+        return _mapped(self)[offset : offset + count].data
 
 
 def view_file(path: Path) -> FileView:

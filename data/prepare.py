@@ -54,7 +54,7 @@ def prepare(config: PrepareConfig) -> Prepared:
     if not space.finished():
         try:
             for folder in space.folders.values():
-                write_bytes(folder / _tokenizer_name(tokenizer), tokenizer.files[0].read_bytes())
+                write_bytes(folder / tokenizer_name(tokenizer), tokenizer.files[0].read_bytes())
             _write_parts(config, source, tokenizer, space, parts)
             _write_manifests(config, source, tokenizer, space, parts)
         except OSError as error:
@@ -161,13 +161,13 @@ def _write_manifests(
             mask_id=tokenizer.mask_id,
             eos_id=tokenizer.eos_id,
             pad_id=tokenizer.pad_id,
-            tokenizer=_tokenizer_name(tokenizer),
+            tokenizer=tokenizer_name(tokenizer),
             tokenizer_sha256=tokenizer.sha256,
             shards=tuple(shards[split]),
         ).write()
 
 
-def _tokenizer_name(tokenizer: Tokenizer) -> str:
+def tokenizer_name(tokenizer: Tokenizer) -> str:
     """Name of the tokenizer's copy in a prepared folder."""
     return "tokenizer" + tokenizer.files[0].suffix
 

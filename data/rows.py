@@ -81,6 +81,11 @@ class RowSource:
         tokens[: high - low][stored] = self._stored(raw, int(stored.sum()))
         return Row(tokens, documents, fill, -(-(high - low) // self.block_length))
 
+    def goes_on(self, i: int) -> bool:
+        """Whether the first document of row `i` began in an earlier row."""
+        low = i * self.row_length
+        return int(self._spans.between(low, low + 1).starts[0]) < low
+
     def stretches(self) -> np.ndarray | None:
         """(n + 1,) int64: first row of each stretch of about STRETCH tokens that is cheap to read as a whole.
 

@@ -81,7 +81,7 @@ class ParquetFile(_Grouped):
     def __init__(self, path: Path, sizes_path: Path, shard: ShardInfo, cache: GroupCache) -> None:
         super().__init__(sizes_path, shard)
         self._view, self._cache = view_file(path), cache
-        self._dtype = np.dtype(token_dtype(shard.largest_id + 1))
+        self._dtype = np.dtype(token_dtype(max(shard.largest_id, shard.end_id) + 1))
 
     def _read_group(self, group: int, offset: int, count: int) -> np.ndarray:
         tokens = self._cache.get((self._view.path, group), lambda: self._decode(group))

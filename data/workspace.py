@@ -1,4 +1,4 @@
-"""Owns the record beside an unfinished prepare: its settings and which parts are whole, so that it resumes."""
+"""Owns the record beside an unfinished prepare or adopt: its settings and which parts are whole, so that it resumes."""
 
 import shutil
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from mezzotint.data.manifest import NAME as MANIFEST
 from mezzotint.data.shards import ShardInfo, shard_info
 
 FORMAT = 1
-RECORD = "prepare.json"  # settings; stays when the work is done, so that running again is a no-op
 PROGRESS = "progress"  # one file a finished part; removed when the work is done
 
 
@@ -24,10 +23,14 @@ class Part:
 
 
 class Workspace:
-    """The output folder of one prepare, with one sub-folder a split, or none when there is one split."""
+    """The output folder of one prepare or adopt, with one sub-folder a split, or none when there is one split.
 
-    def __init__(self, out: Path, splits: tuple[str, ...], settings: dict[str, Any]) -> None:
-        self.out = out
+    `maker` names the command and its record of settings, which stays when the work is done: running again is a no-op.
+    """
+
+    def __init__(self, out: Path, splits: tuple[str, ...], settings: dict[str, Any], *, maker: str = "prepare") -> None:
+        self.out, self._maker = out, maker
+        self._record = out / f"{maker}.json"
         self.folders = {split: out if len(splits) == 1 else out / split for split in splits}
         self._settings = settings
 
@@ -40,19 +43,19 @@ class Workspace:
 
         Raises InputError when the folder holds other files, or work done with other settings or on other text.
         """
-        record = self.out / RECORD
-        if not record.is_file():
+        if not self._record.is_file():
             if self.out.exists() and (not self.out.is_dir() or _holds_files(self.out)):
-                raise InputError(f"{self.out} exists and was not made by prepare: choose another --out")
-            write_json(record, {"format": FORMAT, "settings": self._settings})
+                raise InputError(f"{self.out} exists and was not made by {self._maker}: choose another --out")
+            write_json(self._record, {"format": FORMAT, "settings": self._settings})
             return []
         parts = self._parts()
-        different = self._difference(read_json(record))
+        different = self._difference(read_json(self._record))
         if different and not parts and not self.finished():
             self.discard()  # nothing of the earlier try is worth keeping
             return self.open()
         if different:
-            raise InputError(f"{self.out} was prepared with {different}: choose another --out, or remove it first")
+            done = "prepared" if self._maker == "prepare" else "adopted"
+            raise InputError(f"{self.out} was {done} with {different}: choose another --out, or remove it first")
         return parts
 
     def add(self, number: int, part: Part) -> None:
@@ -71,7 +74,7 @@ class Workspace:
             for pattern in ("part-*", "tokenizer.*", MANIFEST):
                 for path in folder.glob(pattern):
                     path.unlink()
-        (self.out / RECORD).unlink(missing_ok=True)
+        self._record.unlink(missing_ok=True)
         for folder in (*self.folders.values(), self.out):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
@@ -99,6 +102,8 @@ class Workspace:
         before = record["settings"]
         for name, value in self._settings.items():
             if before.get(name) != value:
+                if name == "files":
+                    return "other files, or ones that have changed since,"
                 if name in ("text", "tokenizer"):
                     return f"another {name}, or one that has changed since,"
                 return f"{name} = {before.get(name)!r}, not {value!r}"
