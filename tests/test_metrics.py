@@ -328,9 +328,9 @@ def test_skipped_steps_and_spikes_are_on_the_disk_at_once_and_spoil_no_record(ma
 
 
 def test_time_left_after_a_resume_a_long_bound_and_a_save(made, monkeypatch):
-    meter, clock, ranks, folder = made
-    run = meter.run
-    run.plan.held_out = "rows"
+    _, clock, ranks, folder = made
+    ranks.world = 1
+    meter = Meter(fake_run(folder, ranks), 0)
     meter._pace.bounds.every = 50
     for step in range(1, 51):
         clock.now += 600 if step == 1 else 2  # the first one compiles
@@ -348,10 +348,17 @@ def test_time_left_after_a_resume_a_long_bound_and_a_save(made, monkeypatch):
     assert meter.validate(50, "rows")
     with meter.watch.split("save"):
         clock.now += 100
-    meter.close()
+    for _ in range(10):
+        clock.now += 2
+        meter.add(a_step(1.0))
+    meter.log(60, a_step(1.0))
     trains = [r for r in read_records(folder / "metrics.jsonl") if r["kind"] == "train"]
-    assert [r["seconds_left"] for r in trains] == [(100 - r["step"]) * 2 for r in trains]
+    assert [r["seconds_left"] for r in trains[:-1]] == [(100 - r["step"]) * 2 for r in trains[:-1]]
+    assert trains[-1]["seconds_left"] == 40 * 2 + 4000 + 100  # a bound and a save are still to come, at the end
+    assert trains[-1]["seconds_per_step"] == 12.0 and trains[-1]["seconds_other"] == 2.0
+    assert (trains[-1]["seconds_save"], trains[-1]["seconds_validate"]) == (10.0, 400.0)
 
+    meter.close()
     again = Meter(fake_run(folder, ranks), 50)
     again._pace.bounds.every = 50
     clock.now += 900  # compiles again
