@@ -222,8 +222,9 @@ class _FileScan:
             raise InputError(f"no document of {self.path} ends with id {self.config.end_id}: correct or drop --end-id")
         if self.config.eos != "auto":
             return int(self.config.eos == "add")
-        text = self.tokenizer.decode([scan.last_id]) if scan.last_id >= 0 else ""
-        if not scan.ended and scan.last_id >= 0 and self.tokenizer.encode(text) != [scan.last_id]:
+        alike = scan.documents > 1 and scan.last_id >= 0
+        text = self.tokenizer.decode([scan.last_id]) if alike else ""
+        if alike and not scan.ended and self.tokenizer.encode(text) != [scan.last_id]:
             raise InputError(
                 f"every document of {self.path} ends with id {scan.last_id} ({text!r}), which no text produces: give "
                 f"--end-id {scan.last_id} to read it as <eos>, or --eos add to keep it and add <eos>"

@@ -258,7 +258,7 @@ def test_file_that_is_moved_or_changed_is_named(tmp_path, tokenizer):
     source = RowSource(tmp_path / "out", 8, 4)
     _mapped.cache_clear()
     write_megatron(tmp_path / "x", documents_of([9, 9], first=5), "uint16")
-    with pytest.raises(InputError, match=r"x\.bin has changed since it was opened"):
+    with pytest.raises(InputError, match=r"x\.(bin|idx) has changed since it was opened"):
         source[0]
 
 
