@@ -18,7 +18,7 @@ def show_rows(
     """Lines that show rows first .. first + count - 1; `block_length` None takes a block as long as the row.
 
     One line a block: its first token, its number, its text with control characters escaped, and in ⟨⟩ what is no
-    text. Raises InputError for rows that are not there and lengths that do not fit.
+    text. A character whose bytes lie in two blocks shows as U+FFFD. Raises InputError for rows that are not there and lengths that do not fit.
     """
     block = row_length if block_length is None else block_length
     source = RowSource(folder, row_length, block, align=block_length is not None)

@@ -298,7 +298,8 @@ def test_inspect_shows_blocks_documents_fill_and_padding(tmp_path, tokenizer):
     pads = sum(int(part.split("⟩")[0]) for part in said.split("⟨pad x ")[1:])
     rows = sum(line.startswith("row ") for line in lines)
     assert fills == sum(-size % 4 for size in sizes) and pads == rows * 24 - sum(sizes) - fills > 0
-    assert "\\x07\\u2028" in said and said.count("⟨eos⟩") == 3
+    assert "\\x07" in said and said.count("⟨eos⟩") == 3
+    assert "x\\x07\\u2028y⟨eos⟩" in command("inspect", folder, "--row-length", 96, "--block", 16)[1]
     text = "".join(line[15:] for line in lines if line[:1] == " ")
     assert "The quick brown fox" in text
 
