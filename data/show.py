@@ -38,7 +38,7 @@ def _totals(row: Row, block: int) -> str:
     padded = int((row.documents < 0).sum())
     documents = int(row.documents.max()) + 1
     return (
-        f"{len(row.tokens)} tokens, {row.blocks} blocks of {block}, {documents} document{'s' * (documents != 1)}, "
+        f"{len(row.tokens)} tokens, {row.blocks} block{'s' * (row.blocks != 1)} of {block}, {documents} document{'s' * (documents != 1)}, "
         f"{int(row.fill.sum())} fill, {padded} pad"
     )
 

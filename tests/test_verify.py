@@ -299,7 +299,7 @@ def test_inspect_shows_blocks_documents_fill_and_padding(tmp_path, tokenizer):
     rows = sum(line.startswith("row ") for line in lines)
     assert fills == sum(-size % 4 for size in sizes) and pads == rows * 24 - sum(sizes) - fills > 0
     assert "\\x07" in said and said.count("⟨eos⟩") == 3
-    assert "x\\x07\\u2028y⟨eos⟩" in command("inspect", folder, "--row-length", 96, "--block", 16)[1]
+    assert "x\\x07\\u2028y⟨eos⟩" in command("inspect", folder, "--row", 1, "--row-length", 96, "--block", 16)[1]
     text = "".join(line[15:] for line in lines if line[:1] == " ")
     assert "The quick brown fox" in text
 
@@ -307,7 +307,7 @@ def test_inspect_shows_blocks_documents_fill_and_padding(tmp_path, tokenizer):
 def test_inspect_with_a_block_as_long_as_the_row(tmp_path, tokenizer):
     folder, _ = write_text_rows(tmp_path, tokenizer)
     said = command("inspect", folder, "--row-length", 12, "--block", "row")[1]
-    assert "1 blocks of 12" in said and "fill x" not in said and "-- document 1 --" in said
+    assert "1 block of 12" in said and "fill x" not in said and "-- document 1 --" in said
 
 
 @pytest.mark.parametrize(
