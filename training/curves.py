@@ -94,7 +94,7 @@ def window_of(curve: Curve) -> int:
 def _records(folder: Path) -> list[dict]:
     path = folder / "metrics.jsonl"
     records = read_records(path) if path.is_file() else []
-    if not any(record["kind"] == "train" for record in records):
+    if not any(record["kind"] == "train" and "tokens" in record for record in records):
         raise InputError(
             f"{folder} holds no training records (metrics.jsonl): give run folders that have begun to train"
         )
@@ -103,7 +103,7 @@ def _records(folder: Path) -> list[dict]:
 
 def _tokens(records: list[dict]) -> float:
     """Tokens of a step."""
-    last = [r for r in records if r["kind"] == "train"][-1]
+    last = [r for r in records if r["kind"] == "train" and "tokens" in r][-1]
     return last["tokens"] / last["step"]
 
 

@@ -135,7 +135,7 @@ def read_records(path: Path) -> list[dict]:
             record = json.loads(line) if line.endswith("\n") else None
         except ValueError:
             continue
-        if isinstance(record, dict) and {"kind", "step"} <= record.keys():
+        if isinstance(record, dict) and "kind" in record and isinstance(record.get("step"), int):
             records.append(record)
     return records
 

@@ -15,6 +15,12 @@ from mezzotint.training import checkpoint, lock, outcome, strict
 from mezzotint.training.metrics import duration, read_records
 
 RECENT = 20  # training records whose losses are averaged
+READ: dict[str, set[str]] = {  # what is read of records, by kind
+    "start": set(),
+    "train": {"loss", "lr", "gradient_norm", "tokens", "unique_tokens_per_second", "utilization", "seconds"},
+    "validation": {"nats_per_token", "nats_per_token_error", "bits_per_byte", "bits_per_byte_error"},
+    "event": {"event"},
+}
 COLUMNS = ("run", "state", "step", "tokens", "loss", "bits/byte", "tokens/s", "checkpoint", "left", "skipped", "spikes")
 
 
@@ -67,9 +73,9 @@ def glance(folder: Path) -> Glance:
         raise InputError(
             f"{folder} holds neither a readable config.yaml nor records in metrics.jsonl: it is no run folder"
         )
-    of_kind = {kind: [r for r in records if r["kind"] == kind] for kind in ("start", "train", "validation", "event")}
-    events = {name: [r["step"] for r in of_kind["event"] if r.get("event") == name] for name in ("skipped", "spike")}
-    losses = [r["loss"] for r in of_kind["train"][-RECENT:] if r.get("loss") is not None]
+    of_kind = {kind: [r for r in records if r["kind"] == kind and keys <= r.keys()] for kind, keys in READ.items()}
+    events = {name: [r["step"] for r in of_kind["event"] if r["event"] == name] for name in ("skipped", "spike")}
+    losses = [r["loss"] for r in of_kind["train"][-RECENT:] if r["loss"] is not None]
     newest = _newest(folder)
     end = outcome.read(folder)
     known = [r["step"] for r in records[-1:]] + ([checkpoint.step_of(newest)] if newest is not None else [])
@@ -104,22 +110,13 @@ def lines(run: Glance) -> list[str]:
         starts = f" in {run.starts} start(s)" if run.starts else ""
         found.append(("time", f"{duration(t['seconds'])} of training{starts}{left}"))
         found.append(("tokens", f"{t['tokens']:,}"))
-        found.append(
-            (
-                "loss",
-                f"{_number(run.loss)} nats/token, mean of the last {run.averaged} record(s); gradient norm "
-                + _gradient(t),
-            )
-        )
+        loss = f"{_number(run.loss)} nats/token, mean of the last {run.averaged} record(s)"
+        found.append(("loss", f"{loss}; gradient norm {_number(t['gradient_norm'])}, rate {t['lr']:.2e}"))
     if run.bound is not None:
         b = run.bound
-        found.append(
-            (
-                "bound",
-                f"{_number(b['nats_per_token'])} ± {_number(b['nats_per_token_error'])} nats/token, "
-                f"{_number(b['bits_per_byte'])} ± {_number(b['bits_per_byte_error'])} bits/byte (step {b['step']:,})",
-            )
-        )
+        units = (("nats_per_token", "nats/token"), ("bits_per_byte", "bits/byte"))
+        both = ", ".join(f"{_number(b[name])} ± {_number(b[name + '_error'])} {unit}" for name, unit in units)
+        found.append(("bound", f"{both} (step {b['step']:,})"))
     if run.train is not None:
         found.append(("rate", _rate(run.train)))
         if "memory_bytes" in run.train:
@@ -186,10 +183,6 @@ def _rate(train: dict) -> str:
     split = ": " + ", ".join(f"{name} {seconds:.3g}" for name, seconds in parts) if parts else ""
     step = f", {train['seconds_per_step']:.3g} s a step{split}" if "seconds_per_step" in train else ""
     return f"{train['unique_tokens_per_second']:,.0f} tokens/s, {train['utilization']:.1%} of peak{step}"
-
-
-def _gradient(train: dict) -> str:
-    return f"{_number(train.get('gradient_norm'))}, rate {train['lr']:.2e}"
 
 
 def _number(value: float | None) -> str:
