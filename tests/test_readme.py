@@ -34,6 +34,7 @@ def test_the_tour_names_every_command():
         "mezzotint-train",
         "mezzotint-export",
         "mezzotint-eval",
+        "mezzotint-launch",
     }
 
 
