@@ -2,9 +2,12 @@
 
 import json
 import math
+import os
 import resource
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,6 +115,90 @@ def test_three_resumes_lose_and_repeat_nothing_in_any_log(tmp_path, monkeypatch)
     assert list(rows) == list(range(1, 31))
     assert rows[7]["train/loss"] == 1 / 7 and rows[25]["validation/bound"] == 25.0
     assert [options.get("id") for options in wandb.inits] == [None, "id0", "id0", "id0"]
+
+
+def test_a_run_that_dies_three_times_beyond_its_checkpoints_has_every_record_once(tmp_path, monkeypatch):
+    from training_support import corpus, recipe
+
+    from mezzotint.training.loop import train
+
+    held_out = {"folder": str(corpus() / "heldout"), "every": 3, "rows": 4}
+    log = {"every": 1, "tensorboard": True, "peak_tflops": 1.0}
+    config = recipe(tmp_path, steps=12, checkpoint={"every": 4}, validation=held_out, log=log)
+    write, deaths = Log.write, [("train", 6), ("validation", 9), ("train", 11)]
+
+    def die(self, kind, step, values):
+        write(self, kind, step, values)
+        if deaths and (kind, step) == deaths[0]:
+            deaths.pop(0)
+            raise RuntimeError("killed")
+
+    monkeypatch.setattr(Log, "write", die)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="killed"):
+            train(config)
+    assert train(config) == 0
+    records = read_records(tmp_path / "run" / "metrics.jsonl")
+    trains = [r for r in records if r["kind"] == "train"]
+    assert [r["step"] for r in trains] == list(range(1, 13))
+    assert [r["step"] for r in records if r["kind"] == "validation"] == [3, 6, 9, 12]
+    assert [r["step"] for r in records if r["kind"] == "start"] == [0, 4, 8, 8]
+    assert all(r["seconds_left"] is not None and r["seconds_forward"] > 0 for r in trains[1:])
+    shown = board_rows(tmp_path / "run")
+    for kind in ("train", "validation"):
+        expected = [r for r in records if r["kind"] == kind]
+        tags = {tag for tag, _, _ in shown if tag.startswith(kind)}
+        assert {f"{kind}/loss", f"{kind}/bits_per_byte"} & tags
+        for tag in tags:
+            name = tag.removeprefix(f"{kind}/")
+            points = [(r["step"], r[name]) for r in expected if r.get(name) is not None]
+            assert [(step, pytest.approx(value, rel=1e-6)) for t, step, value in shown if t == tag] == points, tag
+
+
+HISTORY_OF_WANDB = """
+import glob, struct, sys
+from wandb.proto.wandb_internal_pb2 import Record
+for path in glob.glob(sys.argv[1] + "/wandb/offline-run-*/*.wandb"):
+    data, at, part = open(path, "rb").read(), 7, b""
+    while at + 7 <= len(data):  # blocks of 32 KiB, pieces of records in them
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        part, at = part + data[at + 7 : at + 7 + length], at + 7 + length
+        if kind in (1, 4):
+            record, part = Record.FromString(part), b""
+            if record.WhichOneof("record_type") == "history":
+                print(record.history.step.num)
+"""
+
+
+@pytest.mark.slow
+def test_real_wandb_offline_holds_every_step_once_after_kills(tmp_path):
+    pytest.importorskip("wandb", reason="the extra `watch` is not installed")
+    start = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from test_metrics import Log, LogConfig, write_steps
+first, last = int(sys.argv[1]), int(sys.argv[2])
+log = Log(Path({str(tmp_path)!r}), first_step=first, config=LogConfig(tensorboard=False, wandb="p"), recipe={{}})
+write_steps(log, first, last)
+if last < 30:
+    os.kill(os.getpid(), signal.SIGKILL)
+log.close()
+"""
+    environment = os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    for first, last in ((0, 13), (10, 22), (20, 30)):
+        subprocess.run([sys.executable, "-c", start, str(first), str(last)], env=environment, timeout=120, check=False)
+    found = subprocess.run(
+        [sys.executable, "-c", HISTORY_OF_WANDB, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert list(map(int, found.stdout.split())) == list(range(1, 31))
 
 
 def test_a_start_from_nothing_with_another_recipe_is_another_wandb_run(tmp_path, monkeypatch):
