@@ -19,6 +19,7 @@ from mezzotint.data.pieces import Piece, arrow_pieces, megatron_pieces, parquet_
 from mezzotint.data.prepare import tokenizer_name
 from mezzotint.data.scan import Scan
 from mezzotint.data.shards import ShardInfo, token_dtype
+from mezzotint.data.sources import Position
 from mezzotint.data.tokenizer import Tokenizer, load_tokenizer
 from mezzotint.data.workspace import Part, Workspace
 
@@ -106,7 +107,7 @@ def _scan_files(
         for number in range(len(parts), len(files)):
             scanner = _FileScan(config, tokenizer, files[number], kind, space.out / f"part-{number:05d}.sizes")
             info = scanner.run(bar.update)
-            part = Part(info.documents, {TRAIN: info})
+            part = Part(info.documents, Position(number + 1, 0), {TRAIN: info})
             space.add(number, part)
             parts.append(part)
 

@@ -1,10 +1,13 @@
-"""Owns the first question to the hub: is this dataset there, open, reachable; asked once, so a no comes quickly."""
+"""Owns the first question to the hub: is this dataset there, open, reachable, and at which commit; a no comes quickly."""
 
 from mezzotint.data.errors import InputError
 
 
-def require_reachable(name: str) -> None:
-    """InputError in one sentence when the hub dataset `name` is gated, missing (or renamed) or cannot be reached."""
+def reachable_commit(name: str) -> str:
+    """The newest commit of the hub dataset `name`.
+
+    InputError in one sentence when it is gated, missing (or renamed) or cannot be reached.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
     from huggingface_hub.utils import validate_repo_id
@@ -12,6 +15,7 @@ def require_reachable(name: str) -> None:
     try:
         validate_repo_id(name)
         HfApi().auth_check(name, repo_type="dataset")
+        return HfApi().dataset_info(name).sha or "main"
     except GatedRepoError as error:
         raise InputError(
             f"the hub dataset {name} is gated: accept its terms on its page, then log in with `hf auth login`"

@@ -1,6 +1,7 @@
-"""Owns the choice of local files: which of a folder are read, as which format, and what says that they have changed."""
+"""Owns the choice of files: which of a folder are read, as which format, and what says that they have changed."""
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from mezzotint.data.errors import InputError
 
@@ -29,6 +30,20 @@ def files_of_one_kind(path: Path, pattern: str) -> tuple[list[Path], str]:
 def stamps(files: list[Path]) -> list[str]:
     """Name, size and time of change of each file."""
     return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
+
+
+def is_address(name: str) -> bool:
+    """Whether `name` is one or more web addresses, with spaces between them."""
+    return all(part.startswith(("http://", "https://")) for part in name.split()) and bool(name.split())
+
+
+def kind_of_addresses(addresses: list[str]) -> str:
+    """The `datasets` builder that reads all of `addresses`; InputError when they are of several kinds."""
+    files = [Path(urlsplit(address).path) for address in addresses]
+    kinds = {next((kind for kind, ends in TABLES.items() if _bare_suffix(file) in ends), "text") for file in files}
+    if len(kinds) > 1:
+        raise InputError(f"{' '.join(addresses)} are of several kinds ({', '.join(sorted(kinds))}): give one at a time")
+    return kinds.pop()
 
 
 def _bare_suffix(file: Path) -> str:

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from mezzotint.data.sources import Document
+from mezzotint.data.sources import START, Document, Position
 from mezzotint.data.tokenizer import utf8
 
 TRAIN, HELDOUT = "train", "heldout"
@@ -20,6 +20,7 @@ class Batch:
     texts: list[str] = field(default_factory=list)
     bytes: int = 0
     ends_part: int = 0  # on the last (empty) batch of a part: documents read for the part, empty ones included
+    position: Position = START  # on that batch: the place behind the part
 
 
 def is_heldout(key: str, share: float) -> bool:
@@ -33,9 +34,9 @@ def cut(documents: Iterable[Document], *, heldout: float, part_bytes: int, first
 
     Empty documents are counted and left out. Depends on nothing but the documents and the arguments.
     """
-    part, read, size = first_part, 0, 0
+    part, read, size, place = first_part, 0, 0, START
     open_batches = {split: Batch(part, split) for split in (TRAIN, HELDOUT)}
-    for text, key in documents:
+    for text, key, place in documents:
         read += 1
         length = len(utf8(text))
         size += length
@@ -48,14 +49,14 @@ def cut(documents: Iterable[Document], *, heldout: float, part_bytes: int, first
                 yield batch
                 open_batches[split] = Batch(part, split)
         if size >= part_bytes:
-            yield from _close_part(open_batches, read)
+            yield from _close_part(open_batches, read, place)
             part, read, size = part + 1, 0, 0
             open_batches = {split: Batch(part, split) for split in (TRAIN, HELDOUT)}
     if read:
-        yield from _close_part(open_batches, read)
+        yield from _close_part(open_batches, read, place)
 
 
-def _close_part(open_batches: dict[str, Batch], read: int) -> Iterator[Batch]:
+def _close_part(open_batches: dict[str, Batch], read: int, place: Position) -> Iterator[Batch]:
     """What is left of a part, then the batch that says it is whole."""
     yield from (batch for batch in open_batches.values() if batch.texts)
-    yield Batch(open_batches[TRAIN].part, TRAIN, ends_part=read)
+    yield Batch(open_batches[TRAIN].part, TRAIN, ends_part=read, position=place)

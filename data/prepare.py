@@ -12,7 +12,7 @@ from mezzotint.data.files import sha256_of, write_bytes
 from mezzotint.data.manifest import Manifest, read_manifest
 from mezzotint.data.parts import HELDOUT, TRAIN, Batch, cut
 from mezzotint.data.shards import ShardInfo, ShardWriter, token_dtype
-from mezzotint.data.sources import Source, SourceConfig, open_source
+from mezzotint.data.sources import START, Source, SourceConfig, open_source
 from mezzotint.data.tokenizer import Tokenizer, load_tokenizer
 from mezzotint.data.workspace import Part, Workspace
 
@@ -97,7 +97,7 @@ def _write_parts(
     """Write the shards of every part that is not in `parts` yet, and append it."""
     from tqdm import tqdm
 
-    documents = source.read(sum(part.documents for part in parts))
+    documents = source.read(parts[-1].position if parts else START)
     part_bytes = max(1, int(config.shard_mb * 2**20))
     batches = cut(documents, heldout=config.heldout, part_bytes=part_bytes, first_part=len(parts))
     done = sum(info.bytes for part in parts for info in part.shards.values())
@@ -130,7 +130,7 @@ def _write_parts(
 
 def _close_part(batch: Batch, writers: dict[str, ShardWriter], space: Workspace) -> Part:
     """Put the shards of a part in place, then record it."""
-    part = Part(batch.ends_part, {split: writer.close() for split, writer in sorted(writers.items())})
+    part = Part(batch.ends_part, batch.position, {split: writer.close() for split, writer in sorted(writers.items())})
     space.add(batch.part, part)
     writers.clear()
     return part

@@ -18,7 +18,8 @@ def show_rows(
     """Lines that show rows first .. first + count - 1; `block_length` None takes a block as long as the row.
 
     One line a block: its first token, its number, its text with control characters escaped, and in ⟨⟩ what is no
-    text. A character whose bytes lie in two blocks shows as U+FFFD. Raises InputError for rows that are not there and lengths that do not fit.
+    text. A character whose bytes lie in two blocks shows as U+FFFD. Raises InputError for rows that are not there and
+    lengths that do not fit.
     """
     block = row_length if block_length is None else block_length
     source = RowSource(folder, row_length, block, align=block_length is not None)
@@ -37,10 +38,9 @@ def show_rows(
 def _totals(row: Row, block: int) -> str:
     padded = int((row.documents < 0).sum())
     documents = int(row.documents.max()) + 1
-    return (
-        f"{len(row.tokens)} tokens, {row.blocks} block{'s' * (row.blocks != 1)} of {block}, {documents} document{'s' * (documents != 1)}, "
-        f"{int(row.fill.sum())} fill, {padded} pad"
-    )
+    blocks = f"{row.blocks} block{'s' * (row.blocks != 1)} of {block}"
+    said = f"{documents} document{'s' * (documents != 1)}"
+    return f"{len(row.tokens)} tokens, {blocks}, {said}, {int(row.fill.sum())} fill, {padded} pad"
 
 
 def _body(row: Row, tokenizer: Tokenizer, block: int, goes_on: bool, colour: bool) -> Iterator[str]:

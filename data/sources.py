@@ -8,23 +8,42 @@ from typing import Any, NamedTuple
 
 from mezzotint.data.corpus import corpus_documents, corpus_files
 from mezzotint.data.errors import InputError
-from mezzotint.data.hub import first_line, require_reachable
-from mezzotint.data.local_files import PACKED, files_of_one_kind, looks_like_path, stamps
+from mezzotint.data.hub import first_line, reachable_commit
+from mezzotint.data.local_files import (
+    PACKED,
+    files_of_one_kind,
+    is_address,
+    kind_of_addresses,
+    looks_like_path,
+    stamps,
+)
 
 UNITS = ("document", "paragraph", "line")
 READ_AT_ONCE = 64  # documents asked of `datasets` in one step
+HUB_TRIES, HUB_WAIT = 3, 2  # rounds, and seconds between them, of tries that huggingface_hub makes at each request
+
+
+class Position(NamedTuple):
+    """A place in a source: files that were read whole, and documents read of the next one."""
+
+    file: int = 0
+    documents: int = 0
+
+
+START = Position()
 
 
 class Document(NamedTuple):
-    """One text, and the key whose hash decides whether it is held out."""
+    """One text, the key whose hash decides whether it is held out, and the place behind it."""
 
     text: str
     key: str
+    position: Position
 
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """What to read: `corpus` (the default) or `input`, a file, folder, saved dataset or hub name."""
+    """What to read: `corpus` (the default) or `input`, a file, folder, saved dataset, hub name or web addresses."""
 
     corpus: str = "stdlib"
     input: str = ""  # when given, read instead of the corpus
@@ -37,10 +56,10 @@ class SourceConfig:
 
 @dataclass(frozen=True)
 class Source:
-    """An opened source; `read(skip)` yields its documents from number `skip` on, always in the same order."""
+    """An opened source; `read(start)` yields its documents from place `start` on, always in the same order."""
 
     name: str
-    read: Callable[[int], Iterator[Document]]
+    read: Callable[[Position], Iterator[Document]]
     total_bytes: int | None  # of text, for the progress bar; None when unknown or packed
     signature: list[str]  # changes when the text behind the name has changed
 
@@ -51,6 +70,8 @@ def open_source(config: SourceConfig) -> Source:
         return _open_corpus(config.corpus)
     if config.unit not in UNITS:
         raise InputError(f"no text unit {config.unit!r}: choose one of {', '.join(UNITS)}")
+    if is_address(config.input):
+        return _open_addresses(config)
     path = Path(config.input).expanduser()
     if not path.exists():
         if looks_like_path(config.input):
@@ -65,20 +86,40 @@ def _open_corpus(name: str) -> Source:
     files = corpus_files(name)
     sizes = [path.stat().st_size for _, path in files]
 
-    def read(skip: int) -> Iterator[Document]:
-        return (Document(text, key) for key, text in corpus_documents(name, skip))
+    def read(start: Position) -> Iterator[Document]:
+        documents = enumerate(corpus_documents(name, start.documents), start.documents + 1)
+        return (Document(text, key, Position(0, number)) for number, (key, text) in documents)
 
     signature = [f"{relative} {size}" for (relative, _), size in zip(files, sizes)]
     return Source(name=name, read=read, total_bytes=sum(sizes), signature=signature)
 
 
 def _open_hub(config: SourceConfig) -> Source:
-    require_reachable(config.input)
+    commit = reachable_commit(config.input)  # read to the end, even when a newer one comes meanwhile
 
     def load() -> Any:
-        return _datasets().load_dataset(config.input, config.subset or None, split=config.split, streaming=True)
+        subset, split = config.subset or None, config.split
+        return _datasets().load_dataset(config.input, subset, split=split, revision=commit, streaming=True)
 
-    return _checked_source(config, load, total_bytes=None, signature=[config.input])
+    return _checked_source(config, load, total_bytes=None, signature=[config.input, commit], remote=True)
+
+
+def _open_addresses(config: SourceConfig) -> Source:
+    """Files on web servers, streamed."""
+    from mezzotint.data.remote import SCHEME, describe, register
+
+    addresses = config.input.split()
+    kind = kind_of_addresses(addresses)
+    options = {"sample_by": config.unit} if kind == "text" else {}
+    found = [describe(address) for address in addresses]
+    register(found)
+
+    def load() -> Any:
+        names = [SCHEME + address for address in addresses]
+        return _datasets().load_dataset(kind, data_files=names, split="train", streaming=True, **options)
+
+    signature = [f"{file.url} {file.size} {file.version}" for file in found]
+    return _checked_source(config, load, total_bytes=None, signature=signature, remote=True)
 
 
 def _open_saved(config: SourceConfig, path: Path) -> Source:
@@ -118,18 +159,27 @@ def _checked_source(
     total_bytes: int | None,
     signature: list[str],
     blame: Callable[[], str] | None = None,
+    remote: bool = False,
 ) -> Source:
-    """A source over the iterable dataset `load()` gives, whose first document has been looked at."""
+    """A source over the iterable dataset `load()` gives, whose first document has been looked at.
+
+    A remote one is read file by file, so that files that were read whole are not fetched again when work is resumed.
+    """
     column = config.text_column
 
     def sentence(error: Exception) -> InputError:
+        if isinstance(error, InputError):
+            return error
+        if remote and _is_connection(error):
+            return InputError(
+                f"{config.input} could not be read to its end, its server stays away ({first_line(error)}): "
+                "run the same command again later to go on"
+            )
         name = blame() if blame else config.input
         return InputError(f"{name} could not be read ({first_line(error)}): repair it and run the same command again")
 
     try:
         first = next(iter(load()), None)
-    except InputError:
-        raise
     except Exception as error:  # datasets, pyarrow, zstandard and the network raise unrelated classes
         raise sentence(error) from error
     if first is None:
@@ -138,23 +188,34 @@ def _checked_source(
         columns = ", ".join(first)
         raise InputError(f"{config.input} has no column {column!r}: its columns are {columns}; use --text-column")
 
-    def read(skip: int) -> Iterator[Document]:
-        dataset = load().select_columns([column]).skip(skip)
-        batches = iter(dataset.iter(batch_size=READ_AT_ONCE))
+    def batches(start: Position) -> Iterator[tuple[int, list]]:
+        """(file, texts) from `start` on."""
+        whole = load().select_columns([column])
+        files = range(start.file, whole.num_shards) if remote else [0]
+        for file in files:
+            dataset = whole.shard(whole.num_shards, file, contiguous=True) if remote else whole
+            skip = start.documents if file == start.file else 0
+            yield from ((file, batch[column]) for batch in dataset.skip(skip).iter(batch_size=READ_AT_ONCE))
+
+    def read(start: Position) -> Iterator[Document]:
+        parts = batches(start)
+        place = start
         while True:
             try:
-                batch = next(batches, None)
+                part = next(parts, None)
             except Exception as error:
                 raise sentence(error) from error
-            if batch is None:
+            if part is None:
                 return
-            for text in batch[column]:
-                yield _document(text, config)
+            file, texts = part
+            for text in texts:
+                place = Position(file, place.documents + 1 if file == place.file else 1)
+                yield _document(text, place, config)
 
     return Source(name=config.input, read=read, total_bytes=total_bytes, signature=signature)
 
 
-def _document(text: object, config: SourceConfig) -> Document:
+def _document(text: object, place: Position, config: SourceConfig) -> Document:
     """A document from one entry of the text column; a missing entry is an empty document."""
     if text is None:
         text = ""
@@ -162,16 +223,35 @@ def _document(text: object, config: SourceConfig) -> Document:
         raise InputError(
             f"column {config.text_column!r} of {config.input} holds {type(text).__name__}, not text: use --text-column"
         )
-    return Document(text, text)
+    return Document(text, text, place)
 
 
 def _datasets() -> Any:
-    """The `datasets` module, silent: what goes wrong is said once, by us."""
+    """The `datasets` module, silent: what goes wrong is said once, by us. The hub is asked again for some minutes."""
     import datasets
+    import huggingface_hub
 
+    datasets.config.STREAMING_OPEN_MAX_RETRIES = datasets.config.STREAMING_READ_MAX_RETRIES = HUB_TRIES
+    datasets.config.STREAMING_OPEN_RETRY_INTERVAL = datasets.config.STREAMING_READ_RETRY_INTERVAL = HUB_WAIT
     datasets.disable_progress_bars()
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
+    huggingface_hub.utils.logging.set_verbosity_error()
     return datasets
+
+
+def _is_connection(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, is one of connections and not of content."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    while error is not None:
+        if isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__.startswith(
+            ("httpx", "aiohttp")
+        ):
+            return True
+        if isinstance(error, HfHubHTTPError):
+            return error.response is None or error.response.status_code in (408, 429) or error.response.is_server_error
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _fails(load: Callable[[], Any]) -> bool:

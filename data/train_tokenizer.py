@@ -11,7 +11,7 @@ from mezzotint.data.errors import InputError
 from mezzotint.data.files import write_bytes
 from mezzotint.data.hub import first_line
 from mezzotint.data.parts import is_heldout
-from mezzotint.data.sources import Source, SourceConfig, open_source
+from mezzotint.data.sources import START, Source, SourceConfig, open_source
 from mezzotint.data.tokenizer import EOS, MASK, PAD, SPACE, utf8
 
 KINDS = ("bpe", "unigram")
@@ -96,7 +96,7 @@ def _lines(config: TrainTokenizerConfig, source: Source) -> Iterator[str]:
     total = int(left) if source.total_bytes is None else min(int(left), source.total_bytes)
     found = False
     with tqdm(total=total, unit="B", unit_scale=True, desc="reading the sample", mininterval=0.5, disable=None) as bar:
-        for text, key in source.read(0):
+        for text, key, _ in source.read(START):
             if left <= 0:
                 break
             size = len(utf8(text))

@@ -9,6 +9,7 @@ from mezzotint.data.errors import InputError
 from mezzotint.data.files import PARTIAL, read_json, write_json
 from mezzotint.data.manifest import NAME as MANIFEST
 from mezzotint.data.shards import ShardInfo, shard_info
+from mezzotint.data.sources import Position
 
 FORMAT = 1
 PROGRESS = "progress"  # one file a finished part; removed when the work is done
@@ -19,6 +20,7 @@ class Part:
     """A finished part: documents read (empty ones included) and the shard of each split that got any."""
 
     documents: int
+    position: Position  # in the source, behind the part
     shards: dict[str, ShardInfo]
 
 
@@ -61,7 +63,8 @@ class Workspace:
     def add(self, number: int, part: Part) -> None:
         """Record part `number` as whole, once its shards are in place."""
         shards = {split: info.as_dict() for split, info in part.shards.items()}
-        write_json(self._part_path(number), {"documents": part.documents, "shards": shards})
+        content = {"documents": part.documents, "position": list(part.position), "shards": shards}
+        write_json(self._part_path(number), content)
 
     def close(self) -> None:
         """Drop the record of parts, once the manifests are written."""
@@ -88,8 +91,10 @@ class Workspace:
         parts: list[Part] = []
         while (path := self._part_path(len(parts))).is_file():
             content = read_json(path)
+            if "position" not in content:
+                break  # written by a version that kept none: this part and all later ones are made again
             shards = {split: shard_info(info) for split, info in content["shards"].items()}
-            parts.append(Part(content["documents"], shards))
+            parts.append(Part(content["documents"], Position(*content["position"]), shards))
         return parts
 
     def _part_path(self, number: int) -> Path:
