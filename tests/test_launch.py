@@ -1,15 +1,20 @@
 """What starts a recipe on a cluster: the printed commands, what follows a crash or a preemption, the scripts themselves."""
 
 import configparser
+import contextlib
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
-from training_support import recipe_file
+from slurm_support import wait_until
+from training_support import curve, environment, recipe_file, records
 
 from mezzotint.launch import agent, cluster, commands, requeue
 from mezzotint.launch.requeue import Bounds, Crashes, Next, conclude, decide, read_crashes
@@ -250,3 +255,221 @@ def test_torchrun_script_without_a_head_says_so():
         ["bash", str(commands.TORCHRUN), "debug"], env=os.environ | {"NODES": "2"}, capture_output=True, text=True
     )
     assert done.returncode == 2 and "HEAD is not set" in done.stderr
+
+
+TRAIN = "mezzotint.launch.train"
+RANK = "another rank was asked"
+TWO = {"PYTHON": sys.executable, "PROCESSES_PER_NODE": "2"}
+TORCHRUN_SCRIPT, DEEPSPEED_SCRIPT = ["bash", str(commands.TORCHRUN)], ["bash", str(commands.DEEPSPEED)]
+
+
+class Launched:
+    """A launcher of two ranks with all its processes, which are found by the path of their recipe."""
+
+    def __init__(self, folder: Path, arguments: list[str], recipe: Path, **variables: str) -> None:
+        self.run, self.recipe, self.out = folder / "run", recipe, folder / "out.txt"
+        with open(self.out, "w") as out:
+            self.process = subprocess.Popen(
+                [*arguments, str(recipe)], cwd=folder, env=environment(folder) | variables, stdout=out, stderr=out
+            )
+
+    def processes(self, *words: str) -> list[psutil.Process]:
+        """Those in whose command lines `words` follow the interpreter's options, in the order they were started."""
+        found = []
+        for process in psutil.process_iter(["cmdline", "create_time", "status"]):
+            line = process.info["cmdline"] or []
+            after = [word for word in line[1:5] if word != "-u"][: len(words)]
+            if str(self.recipe) in line and (not words or after == list(words)):
+                found.append(process)
+        return sorted(found, key=lambda process: process.info["create_time"])
+
+    def ranks(self) -> list[psutil.Process]:
+        return [p for module in ("train", "rank") for p in self.processes("-m", f"mezzotint.launch.{module}")]
+
+    def steps(self) -> int:
+        return max((r["step"] for r in records(self.run)), default=0) if (self.run / "metrics.jsonl").exists() else 0
+
+    def wait_for(self, step: int) -> None:
+        wait_until(lambda: self.steps() >= step or self.process.poll() is not None, f"step {step}", 240)
+        assert self.process.poll() is None, self.out.read_text()
+
+    def wait(self, timeout: float = 120) -> int:
+        """The launcher's code, once none of its processes is left."""
+        code = self.process.wait(timeout=timeout)
+        wait_until(lambda: not self.processes(), "its processes to end", 60)
+        return code
+
+    def end(self) -> None:
+        for process in (*self.processes(), self.process):
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def launched(tmp_path):
+    """Starts a long run; whatever a test leaves of it ends with the test."""
+    started: list[Launched] = []
+
+    def start(arguments: list[str], folder: Path = tmp_path, changes: dict | None = None, **variables: str) -> Launched:
+        folder.mkdir(exist_ok=True)
+        path = recipe_file(
+            folder, **({"steps": 4000, "micro_rows": 1, "checkpoint": {"every": 4000}} | (changes or {}))
+        )
+        started.append(Launched(folder, arguments, path, **variables))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+def torchrun() -> list[str]:
+    """torchrun as a user types it."""
+    signals = "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
+    port = f"--master-port={commands.free_port()}"
+    return [str(Path(sys.executable).parent / "torchrun"), signals, port, "--nproc-per-node=2", "-m", TRAIN]
+
+
+def deepspeed() -> list[str]:
+    options = ["--hostfile=/dev/null", "--num_gpus=2", f"--master_port={commands.free_port()}", "--module"]
+    return [sys.executable, "-m", "deepspeed.launcher.runner", *options, TRAIN]
+
+
+def assert_stopped(one: Launched, *reasons: str) -> None:
+    """Saved at the interrupted step, with its outcome."""
+    ended = outcome.read(one.run)
+    assert ended is not None and ended.code == STOPPED, one.out.read_text()
+    assert any(reason in ended.reason for reason in reasons), ended.reason
+    assert ended.step == one.steps() and 5 <= ended.step < 4000
+    assert (one.run / "latest").read_text() == f"step-{ended.step}\n"
+    assert not (one.run / "STOP").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_signal_to_one_rank_under_torchrun(launched, name):
+    one = launched(torchrun())
+    one.wait_for(5)
+    one.ranks()[-1].send_signal(signal.Signals[name])
+    assert one.wait() == 1  # torchrun's own code for anything but 0
+    assert_stopped(one, f"{name} came", RANK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGKILL"])
+def test_a_signal_to_torchrun(launched, name):
+    one = launched(torchrun())
+    one.wait_for(5)
+    one.process.send_signal(signal.Signals[name])
+    assert one.wait() != 0
+    assert_stopped(one, "the launcher is gone" if name == "SIGKILL" else f"{name} came", RANK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_to_the_deepspeed_command(launched, name):
+    """On one machine it dies without handing the signal on; the ranks miss it."""
+    one = launched(deepspeed())
+    one.wait_for(5)
+    one.process.send_signal(signal.Signals[name])
+    assert one.wait() != 0
+    assert_stopped(one, "the launcher is gone", RANK)
+
+
+@pytest.mark.slow
+def test_a_signal_to_deepspeeds_launcher_of_one_machine(launched):
+    one = launched(deepspeed())
+    one.wait_for(5)
+    one.processes("-m", "deepspeed.launcher.launch")[0].send_signal(signal.SIGTERM)
+    assert one.wait() != 0
+    assert_stopped(one, "SIGTERM came", RANK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "how"),
+    [
+        (TORCHRUN_SCRIPT, "SIGUSR1"),
+        (TORCHRUN_SCRIPT, "SIGINT"),
+        (TORCHRUN_SCRIPT, "STOP"),
+        (DEEPSPEED_SCRIPT, "SIGTERM"),
+        (DEEPSPEED_SCRIPT, "STOP"),
+    ],
+    ids=lambda value: Path(value[-1]).stem if isinstance(value, list) else value,
+)
+def test_a_stop_of_a_launch_script_has_the_runs_own_code_and_no_traceback(launched, script, how):
+    one = launched(script, **TWO)
+    one.wait_for(5)
+    if how == "STOP":
+        (one.run / "STOP").touch()
+    else:
+        one.process.send_signal(signal.Signals[how])
+    assert one.wait() == STOPPED
+    assert_stopped(one, "STOP was there")
+    said = one.out.read_text()
+    assert f"{one.run}: stopped and saved after step" in said and "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [TORCHRUN_SCRIPT, DEEPSPEED_SCRIPT], ids=["torchrun", "deepspeed"])
+def test_a_rank_that_is_stopped_from_outside_ends_all_with_stacks_of_every_rank(launched, script):
+    one = launched(script, changes={"guard": {"hang_seconds": 8}}, **TWO)
+    one.wait_for(5)
+    one.ranks()[1].suspend()
+    began = time.monotonic()
+    assert one.wait() == HUNG
+    assert time.monotonic() - began < 8 + 40
+    ended = outcome.read(one.run)
+    assert ended is not None and ended.code == HUNG and "no sign of life" in ended.reason
+    for rank in range(2):
+        assert "most recent call first" in (one.run / "stacks" / f"rank-{rank}.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_all_and_the_next_start_goes_on(launched, tmp_path):
+    one = launched(TORCHRUN_SCRIPT, changes={"steps": 60, "checkpoint": {"every": 10}}, **TWO)
+    one.wait_for(12)
+    one.ranks()[1].kill()
+    assert one.wait() == CRASHED
+    assert (one.run / "latest").read_text() in ("step-10\n", "step-20\n")
+    again = launched(TORCHRUN_SCRIPT, changes={"steps": 60, "checkpoint": {"every": 10}}, **TWO)
+    assert again.wait() == DONE
+    assert "resuming" in again.out.read_text() and again.steps() == 60
+
+
+@pytest.mark.slow
+def test_two_agents_train_one_run_and_stop_together(launched, tmp_path):
+    """As on two nodes: each has its own torchrun and one rank; the first stop is asked of the second node's script."""
+    port = str(commands.free_port())
+    place = {"PYTHON": sys.executable, "NODES": "2", "HEAD": "localhost", "PORT": port}
+    changes = {"steps": 300, "run": str(tmp_path / "run"), "checkpoint": {"every": 300}}
+    for code in (STOPPED, DONE):
+        nodes = [launched(TORCHRUN_SCRIPT, tmp_path / name, changes, **place) for name in ("one", "two")]
+        nodes[0].run = nodes[1].run = tmp_path / "run"
+        if code == STOPPED:
+            nodes[0].wait_for(20)
+            nodes[1].process.send_signal(signal.SIGUSR1)
+        assert [node.wait() for node in nodes] == [code, code]
+        ended = outcome.read(tmp_path / "run")
+        assert ended is not None and ended.code == code
+    whole = launched(TORCHRUN_SCRIPT, tmp_path / "whole", {"steps": 300, "checkpoint": {"every": 300}}, **TWO)
+    assert whole.wait() == DONE
+    assert curve(tmp_path / "run") == curve(whole.run)
+
+
+@pytest.mark.slow
+def test_two_runs_at_the_same_time_do_not_meet(launched, tmp_path):
+    """On ports: both end. On a folder: the second is refused in a sentence and leaves the first alone."""
+    small = {"steps": 30}
+    runs = [launched(TORCHRUN_SCRIPT, tmp_path / name, small, **TWO) for name in ("one", "two")]
+    assert [one.wait(240) for one in runs] == [DONE, DONE]
+    first = launched(TORCHRUN_SCRIPT, tmp_path / "three", **TWO)
+    first.wait_for(5)
+    second = launched(TORCHRUN_SCRIPT, tmp_path / "four", {"run": str(first.run)}, **TWO)
+    second.run = first.run
+    assert second.wait(240) == BAD_INPUT
+    assert "is in use by process" in second.out.read_text() and "Traceback" not in second.out.read_text()
+    assert first.process.poll() is None
+    (first.run / "STOP").touch()
+    assert first.wait() == STOPPED
