@@ -32,6 +32,8 @@ from mezzotint.training.stop import StopSignal
 from mezzotint.training.stopwatch import Stopwatch
 from mezzotint.training.watchdog import Watchdog
 
+SPOILED = "weights are not finite"
+
 
 def train(config: TrainConfig, *, profile: bool = False) -> int:
     """Train or go on training; returns the exit code. Raises InputError for what the user can mend."""
@@ -80,8 +82,7 @@ def train_from(run: Run, first: int, meter: Meter, rows: Iterator[Batch], steps:
         run.saver.settle(result.shares)
         fault = judge(run, step, result)
         if fault:
-            run.ranks.say(f"step {step}: {fault}; go on from the newest checkpoint in {config.run}")
-            return end.at(index, DIVERGED, fault)
+            return diverged(run, step, fault, end)
         if step % config.log.every == 0 or last:
             beat("log")
             meter.log(step, result)
@@ -99,6 +100,8 @@ def train_from(run: Run, first: int, meter: Meter, rows: Iterator[Batch], steps:
         if stop and (not last or validation_due):
             return stopped(run, step, end)
     if not run.saver.finish():
+        if run.saver.spoiled:
+            return diverged(run, config.steps, SPOILED, end)
         raise InputError(f"{config.run} has no checkpoint of its last step: see the warning above, then start again")
     return end.at(config.steps, DONE, "all steps done")
 
@@ -173,7 +176,7 @@ def judge(run: Run, step: int, result: Step) -> str:
     """Why the run must not go on, in words, or nothing; says what was out of line."""
     guard = run.plan.config.guard
     if run.saver.spoiled:
-        return "weights are not finite"
+        return SPOILED
     if result.spike:
         run.ranks.say(f"warning: step {step}: {result.spike}")
     if not result.skipped:
@@ -229,10 +232,19 @@ def save(run: Run, step: int, *, validation_due: bool = False) -> bool:
     return run.saver.begin(state, pieces)
 
 
+def diverged(run: Run, step: int, fault: str, end: Ending) -> int:
+    """The end of a run that must not go on because of what `step` brought."""
+    run.saver.finish()  # what is being written was sound when it was copied
+    run.ranks.say(f"step {step}: {fault}; go on from the newest checkpoint in {run.plan.config.run}")
+    return end.at(step - 1, DIVERGED, fault)
+
+
 def stopped(run: Run, step: int, end: Ending) -> int:
     """The end of a run that was asked to stop after `step`, which is saved or being saved."""
     run.dog.beat("save")
     if not run.saver.finish():
+        if run.saver.spoiled:
+            return diverged(run, step, SPOILED, end)
         raise InputError(f"stopped at step {step}, which could not be saved: see the warning above")
     if run.ranks.main:
         run.stop.clear()

@@ -32,7 +32,7 @@ class Saver:
     def __init__(self, run: Path, config: CheckpointConfig, ranks: Ranks) -> None:
         self._run, self._config, self._ranks = run, config, ranks
         self._thread: threading.Thread | None = None
-        self._step = 0  # being written, or the last one that was
+        self._step = -1  # the newest that was asked for here, in place or not; -1 before the first
         self._begun = self._blocked = 0.0
         self._share: int | None = None  # what became of this rank's share; None while it is being written
         self.spoiled = False  # weights that are not finite came up: nothing may go on from them
@@ -43,14 +43,14 @@ class Saver:
         pieces: views; the ranks' pieces together are everything. Waits for a save that is still being written.
         """
         self.finish()
-        begun = time.perf_counter()
+        self._step, begun = state.step, time.perf_counter()
         beside = self._beside(state.step)
         fault = self._prepare(beside, pieces) if self._ranks.main else ""
         if self._ranks.total(float(bool(fault))):
             self._tell(state.step, fault)
             return False
         copies = [Piece(p.kind, p.name, p.start, p.values.detach().to("cpu", copy=True)) for p in pieces]
-        self._step, self._share, self._begun = state.step, None, begun
+        self._share, self._begun = None, begun
         self._thread = threading.Thread(
             target=self._write, args=(beside, state, copies), name="checkpoint", daemon=True
         )
@@ -86,7 +86,9 @@ class Saver:
             self._tell(self._step, fault)
 
     def finish(self) -> bool:
-        """Wait for the save that is being written, if one is; collective. Whether the newest step begun is in place."""
+        """Wait for the save that is being written, if one is; collective. Whether the newest asked for is in place."""
+        if self._step < 0:
+            return True
         if self._thread is not None:
             self._thread.join()
             self.settle(self._ranks.sum(torch.tensor(self.shares())).tolist())
