@@ -95,7 +95,9 @@ def stop_while_validating(rank: int, *, step: int, victim: int) -> None:
 
 def stop_after(rank: int, *, step: int, victim: int) -> None:
     if rank == victim:
-        at_call(Meter, "add", lambda: os.kill(os.getpid(), signal.SIGTERM), when=lambda meter, _: meter.step == step - 2)
+        at_call(
+            Meter, "add", lambda: os.kill(os.getpid(), signal.SIGTERM), when=lambda meter, _: meter.step == step - 2
+        )
 
 
 def harm(function: str, **arguments: object) -> Harm:
@@ -129,7 +131,9 @@ def test_killed_and_resumed_on_other_ranks_and_stages(place, whole, worlds, stag
             harms.append(Harm("kill_points", "die_after_steps", kill))
         ended = start(place / "recipe.yaml", f"run={run}", f"engine.zero_stage={stage}", world=world, harms=harms)
         assert (ended.codes == [0] * world) if last else (-signal.SIGKILL in ended.codes and not ended.hung), ended
-        words = f"at step {first} from step-{first} (written by {worlds[number - 1]} rank(s), stage {stages[number - 1]})"
+        words = (
+            f"at step {first} from step-{first} (written by {worlds[number - 1]} rank(s), stage {stages[number - 1]})"
+        )
         assert (words if number else "starting at step 0") in ended.output[0], ended
         first = newest_step(run)
     assert_same_losses(run, whole)
