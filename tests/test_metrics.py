@@ -51,14 +51,11 @@ class FakeRun:
 
     def __init__(self, rows: dict, name: str, resumed: bool) -> None:
         self.rows, self.id, self.resumed, self.held = rows, name, resumed, []
-
-    @property
-    def step(self) -> int:
-        return max(self.rows, default=-1) + 1
+        self.starting_step = max(rows, default=-1) + 1
 
     def log(self, row: dict, step: int) -> None:
         assert not self.held or step > self.held[-1][0], "steps must rise"
-        assert step >= self.step, f"step {step} is already there"
+        assert step >= self.starting_step, f"step {step} is already there"
         self.held.append((step, row))
 
     def upload(self, count: int | None = None) -> None:

@@ -87,7 +87,7 @@ class Wandb:
         self._step = self._sent = -1
         try:
             self._run = wandb.init(project=project, name=folder.name, dir=str(folder), config=recipe, **options)
-            self._sent = self._run.step - 1 if self._run.resumed else -1
+            self._sent = self._run.starting_step - 1 if self._run.resumed else -1
         except Exception as error:  # wandb raises classes of its own, and those of its parts
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             if not known:
