@@ -8,8 +8,9 @@ from pathlib import Path
 from mezzotint.launch import train as command
 from mezzotint.training import lock, outcome
 from mezzotint.training.checkpoint import seal, write_synced
+from mezzotint.training.glance import ago
 from mezzotint.training.metrics import Log, LogConfig
-from mezzotint.training.status import ago, size, status
+from mezzotint.training.status import size, status
 
 TRAIN = {"lr": 3e-4, "unique_tokens_per_second": 1234.4, "utilization": 0.4, "seconds_left": 7200.0}
 SPLIT = {"seconds_per_step": 2.5, "seconds_data": 0.01, "seconds_forward": 1.0, "seconds_backward": 1.25}
@@ -73,6 +74,8 @@ def test_who_runs_it_and_how_it_ended(tmp_path):
         first = status([folder])[0].splitlines()[0]
         assert first == f"{folder}: running as process {os.getpid()} on {os.uname().nodename}, last record 0 s ago"
     assert "died without a word" in status([folder])[0]  # asking did not take the lock, nor keep it
+    (folder / "lock").write_text('{"host": "far", "pid": 7}')
+    assert "died without a word, unless it runs on far and its lock does not reach here" in status([folder])[0]
     for code, words in ((0, "done"), (85, "stopped and saved"), (86, "diverged"), (87, "hung"), (1, "crashed")):
         outcome.write(folder, code=code, step=42, reason="for a reason")
         first, step, *_ = status([folder])[0].splitlines()

@@ -82,13 +82,7 @@ class Meter:
                 "spikes": self._counts["spike"],
                 **named(*means(bins), row_blocks=self._breakdown.row_blocks),
             }
-            saving = float(seconds[:, PARTS.index("save")].mean())
-            before = (
-                self.logged if self.logged == self.first else self.logged - 1
-            )  # a save follows the record of its step
-            self._pace.saves.add(saving, self._pace.saves.due(before, step - 1, last=self._pace.steps))
-            self._pace.add(step - self._paced, now - self._pace_since - saving)
-            left = self._pace.seconds_left(step)
+            left = self._seconds_left(step, now, saving=float(seconds[:, PARTS.index("save")].mean()))
             self._log.write("train", step, values | {"seconds_left": left})
             self.run.ranks.say(progress_line(step, self._pace.steps, values, left))
         self.since = self._pace_since = time.perf_counter()
@@ -122,6 +116,15 @@ class Meter:
         if self._log is not None:
             self._log.write("end", self.step, {"seconds": self._seconds()})
             self._log.close()
+
+    def _seconds_left(self, step: int, now: float, *, saving: float) -> float | None:
+        """After `step`, with what the steps since the last record and the saves among them took."""
+        pace = self._pace
+        # a save follows the record of its step; that of the first step belongs to the start before
+        before = self.logged - (self.logged > self.first)
+        pace.saves.add(saving, pace.saves.due(before, step - 1, last=pace.steps))
+        pace.add(step - self._paced, now - self._pace_since - saving)
+        return pace.seconds_left(step)
 
     def _event(self, name: str, step: Step, about: dict) -> None:
         self._counts[name] += 1
