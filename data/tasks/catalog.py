@@ -75,6 +75,15 @@ def with_option(task: Task, key: str, value: str) -> Task:
     return cast(Task, dataclasses.replace(cast(Niah, task), **changed))
 
 
+def spelled(task: Task) -> str:
+    """The inverse of `parse_task`: the name and the options that differ from the task's own."""
+    usual = options(TASKS[task.name])
+    changed = {key: value for key, value in options(task).items() if value != usual[key]}
+    words = {True: "true", False: "false"}
+    parts = (f"{key}={words[value] if isinstance(value, bool) else value}" for key, value in changed.items())
+    return ":".join((task.name, *parts))
+
+
 def options(task: Task) -> dict[str, object]:
     """The fields that decide how hard a task is."""
     values = dataclasses.asdict(cast(Niah, task))

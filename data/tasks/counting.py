@@ -60,22 +60,27 @@ def _numbered_list(order: Order, common: list[str], others: Iterator[str], budge
     number = len(words.encode("1000."))
     hot_tokens = sum(map(len, hot)) + len(hot) * number
     often, seldom = next((pair for pair in OFTEN if 2 * pair[0] * hot_tokens <= budget), OFTEN[-1])
-    entries = [line for line in hot for _ in range(often)] if order.needle else []
+    entries = list(range(len(hot))) * often if order.needle else []  # places in `lines`
+    lines = list(hot)
     numbers = encoded(words, budget // 3, (f"{n}." for n in count(1)))
     numbered = list(islice(numbers, len(entries)))
-    left = checked(budget - sum(map(len, entries)) - sum(map(len, numbered)))
+    left = checked(budget - often * sum(map(len, hot)) * order.needle - sum(map(len, numbered)))
     for line in encoded(words, budget // (2 * seldom), (f" {word}\n" for word in others)):
         more = list(islice(numbers, seldom))
         cost = seldom * len(line) + sum(map(len, more))
         if cost > left:
             break
-        entries += [line] * seldom
+        entries += [len(lines)] * seldom
+        lines.append(line)
         numbered += more
         left -= cost
+    shuffled = [entries[place] for place in order.draws.part("order").order(len(entries)).tolist()]
+    # common words are named in the order in which they come up, so that their list is one a reader can know
+    named = {entry: number for number, entry in enumerate(dict.fromkeys(e for e in shuffled if e < len(hot)))}
     out = front(words, left)
-    for place, entry in zip(numbered, order.draws.part("order").order(len(entries)).tolist()):
+    for place, entry in zip(numbered, shuffled):
         out += place
-        out += entries[entry]
+        out += lines[named.get(entry, entry)]
     return out
 
 

@@ -68,8 +68,7 @@ class Niah:
         values = keys(self.values, order.draws.part("values"))
         pairs = [(key, list(islice(values, self.per_key))) for key in islice(own, self.pairs)]
         asked, others = pairs[: self.queries], pairs[self.queries :]
-        hidden = [(key, value) for key, found in (asked if order.needle else []) for value in found]
-        needles = [Needle(self._needle(*pair), None if n else order.depth) for n, pair in enumerate(hidden)]
+        needles = self._hidden(order, asked) if order.needle else []
         needles += [Needle(self._needle(key, value)) for key, found in others for value in found]
         lines = (self._needle(key, value) for key, value in zip(own, values))
         head, tail = self._frame([key for key, _ in asked])
@@ -82,6 +81,17 @@ class Niah:
             tail=tail,
             answers=self._answers([value for _, found in asked for value in found]),
         )
+
+    def _hidden(self, order: Order, asked: list[tuple[str, list[str]]]) -> list[Needle]:
+        """Needles of the keys asked for, one of the first key's at the depth; values of a key in their order."""
+        places = order.draws.part("depths")
+        needles = []
+        for number, (key, found) in enumerate(asked):
+            depths = [places.uniform() for _ in found]
+            if number == 0 and order.depth is not None:
+                depths[0] = order.depth
+            needles += [Needle(self._needle(key, value), depth) for value, depth in zip(found, sorted(depths))]
+        return needles
 
     def _bed(self, order: Order, budget: int, lines: Iterator[str]) -> Bed:
         if self.haystack == "needle":

@@ -140,13 +140,13 @@ class Copy:
             tokens=[*tokens.tolist(), signs.marker],
             target=[*text, order.vocabulary.eos_id],
             given=[False] * (self.count + 1),
-            spans=[(n, n + 1) for n in range(self.count)],
+            spans=[(0, self.count)],
             room=self.count + 1,
             depth=order.depth,
             kind="symbols",
             texts=[],
             ordered=True,
-            choices=len(letters),
+            choices=len(letters) ** self.count,
         )
 
 
