@@ -103,7 +103,8 @@ def require_none(run: Path, folders: list[Path]) -> None:
 def damage(folder: Path, *, share: tuple[int, int] = (0, 1)) -> str | None:
     """What is wrong with a checkpoint, by size and hash of every file; None if it is whole.
 
-    share (r, n): rank r of n looks at the contents of every n-th file only, so that n ranks together see all.
+    share (r, n): rank r of n looks at the contents of every n-th file only, so that n ranks together see all;
+    (-1, 1) looks into none.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -56,7 +57,8 @@ class Ranks:
     def say(self, sentence: str) -> None:
         """Print on the main rank, at once."""
         if self.main:
-            print(sentence, flush=True)
+            with contextlib.suppress(OSError):  # the output may lie on the full disk that the sentence is about
+                print(sentence, flush=True)
 
 
 def join() -> Ranks:

@@ -55,11 +55,11 @@ def train(config: TrainConfig, *, profile: bool = False) -> int:
             ranks.say(f"{config.run} has its {config.steps} steps: nothing to do")
             return end.at(first, DONE, "all steps done")
         stack.enter_context(dog)
-        meter = stack.enter_context(closing(Meter(run, first)))
         rows = stack.enter_context(closing(batches(run, first)))
         steps = stack.enter_context(profiling(folder, profile, ranks.rank))
         if state is None and run.plan.config.checkpoint.at_start and not (save(run, 0) and run.saver.finish()):
             raise InputError(f"{folder} cannot hold a checkpoint: see the warning above, and mend it before training")
+        meter = stack.enter_context(closing(Meter(run, first)))
         if due and not validate(run, meter, first):
             return stopped(run, first, end)
         code = train_from(run, first, meter, rows, steps, end)

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from mezzotint.training import checkpoint
+from mezzotint.training.append import warn
 from mezzotint.training.checkpoint import CheckpointConfig, RunState
 from mezzotint.training.distributed import Ranks
 from mezzotint.training.fragments import WEIGHTS
@@ -127,7 +128,7 @@ class Saver:
             checkpoint.write_synced(beside / f"{name}.json", json.dumps(entries).encode())
             self._share = WRITTEN
         except Exception as error:  # whatever it is, the loop must hear of it: nobody looks at this thread
-            print(f"warning: rank {rank} could not write {beside} ({_words(error)})", flush=True)
+            warn(f"rank {rank} could not write {beside} ({_words(error)})")
             self._share = FAILED
 
     def _put_in_place(self, beside: Path) -> None:
