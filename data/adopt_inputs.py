@@ -17,12 +17,13 @@ def token_files(inputs: tuple[str, ...], *, pattern: str, split: str) -> tuple[l
     for name in inputs:
         path = Path(name).expanduser()
         found += _in_folder(path, pattern, split) if path.is_dir() else [_one_file(path)]
-    files = [path.resolve() for path in found]
+    files = [path.absolute() for path in found]  # links stay: a hub's cache keeps contents under names without suffix
     kinds = sorted({KINDS[path.suffix] for path in files})
     if len(kinds) > 1:
         raise InputError(f"{' and '.join(inputs)} hold both {' and '.join(kinds)} files: choose with --pattern")
-    if len(set(files)) < len(files):
-        twice = next(path for path in files if files.count(path) > 1)
+    contents = [path.resolve() for path in files]
+    if len(set(contents)) < len(contents):
+        twice = next(path for path, content in zip(files, contents) if contents.count(content) > 1)
         raise InputError(f"{twice} is named twice: its documents would come twice in every epoch")
     return files, kinds[0]
 

@@ -24,6 +24,7 @@ from mezzotint.data.encode import encode_documents
 from mezzotint.data.files import write_bytes, write_json
 from mezzotint.data.loader import DataConfig, Loader
 from mezzotint.data.megatron import index_bytes
+from mezzotint.data.order import WINDOW
 from mezzotint.data.prepare import PrepareConfig, prepare
 from mezzotint.data.sources import SourceConfig
 from mezzotint.data.tokenizer import load_tokenizer
@@ -41,13 +42,15 @@ ROW_GROUP = 1000  # documents, as `datasets` writes them
 
 @dataclass(frozen=True, kw_only=True)
 class DataBench:
-    """tokens: of each token file; batch: tokens read at once; text: bytes tokenized at once."""
+    """tokens: of each token file; batch: tokens read at once; text: bytes tokenized at once; window: see `order`."""
 
     tokens: int
     batch: int
     text: int
     sample_mb: float
     protocol: Protocol
+    window: int
+    windows: Protocol  # for samples of a whole window
 
 
 FULL = DataBench(
@@ -56,6 +59,8 @@ FULL = DataBench(
     text=2 << 20,
     sample_mb=4.0,
     protocol=Protocol(steps=25, seconds=6.0, least=9, warmups=2, warmup_seconds=2.0),
+    window=WINDOW,
+    windows=Protocol(steps=9, seconds=6.0, least=3, warmups=1, warmup_seconds=0.0),
 )
 QUICK = DataBench(
     tokens=300_000,
@@ -63,6 +68,8 @@ QUICK = DataBench(
     text=1 << 16,
     sample_mb=0.3,
     protocol=Protocol(steps=2, seconds=0.0, least=2, warmups=1, warmup_seconds=0.0),
+    window=1 << 17,
+    windows=Protocol(steps=2, seconds=0.0, least=2, warmups=1, warmup_seconds=0.0),
 )
 
 
@@ -125,12 +132,21 @@ def _loading(bench: DataBench, tokenizer: Path, folder: Path) -> list[dict]:
 
 
 def _loader_row(name: str, loader: Loader, bench: DataBench) -> dict:
-    """Batches at successive positions, each made whole: rows, document numbers and fill as tensors."""
-    count = max(1, bench.batch // loader.config.row_length)
-    starts = iter(range(0, 10**12, count))
-    timing = measure(lambda: loader.batch(next(starts), count), protocol=bench.protocol)
+    """Batches at successive positions, each made whole: rows, document numbers and fill as tensors.
+
+    A sample of parquet reads all of a window of the order, since its row groups are decoded in its first batches.
+    """
     length = loader.config.row_length
-    return _row("loader", name, length, count * length, timing, LOADER_AIM)
+    count = max(1, bench.batch // length)
+    batches = max(1, bench.window // (count * length)) if name == "parquet" else 1
+    starts = iter(range(0, 10**12, count))
+
+    def read() -> None:
+        for _ in range(batches):
+            loader.batch(next(starts), count)
+
+    timing = measure(read, protocol=bench.windows if name == "parquet" else bench.protocol)
+    return _row("loader", name, length, batches * count * length, timing, LOADER_AIM)
 
 
 def _row(what: str, source: str, row_length: int | None, tokens: int, timing: Timing, aim: float | None) -> dict:

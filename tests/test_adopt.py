@@ -125,6 +125,18 @@ def test_nothing_is_copied_and_files_may_be_given_one_by_one(tmp_path, tokenizer
     assert [shard.path for shard in read_manifest(tmp_path / "out").shards] == [str(path) for path in paths]
 
 
+def test_links_are_followed_and_named_as_they_are(tmp_path, tokenizer):
+    """A hub's cache keeps contents under names without suffix, with links to them."""
+    path = write_parquet(tmp_path / "there" / "x.parquet", documents_of([9, 4]))
+    path.rename(tmp_path / "blob")
+    path.symlink_to(tmp_path / "blob")
+    adopted(tokenizer, tmp_path / "out", tmp_path / "there")
+    assert read_manifest(tmp_path / "out").shards[0].path == str(path)
+    (tmp_path / "there" / "y.parquet").symlink_to(tmp_path / "blob")
+    with pytest.raises(InputError, match="is named twice"):
+        adopted(tokenizer, tmp_path / "twice", tmp_path / "there")
+
+
 def test_end_of_text_of_another_vocabulary_is_read_as_eos(tmp_path, tokenizer):
     """Id 2, which no text produces, ends the documents: refused at first, then read as <eos>, or kept."""
     documents = documents_of([5, 6, 3])

@@ -1,7 +1,9 @@
 """Rows found by prefix sums equal rows built literally, token by token, from the sentence in the design."""
 
+import os
 import tempfile
 import weakref
+from functools import lru_cache
 from pathlib import Path
 from unittest import mock
 
@@ -11,8 +13,10 @@ from data_support import write_prepared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mezzotint.data import maps
 from mezzotint.data.errors import InputError
 from mezzotint.data.rows import RowSource
+from mezzotint.data.spans import STEP
 
 EOS, PAD = 1, 0
 
@@ -126,6 +130,30 @@ def test_rows_outside_are_refused(i):
 def test_row_no_multiple_of_the_block():
     with pytest.raises(InputError, match="row_length 100 is no multiple of block_length 32: set row_length to 96"):
         source_of([[[10, EOS]]], 100, 32)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files are counted in /proc")
+def test_more_shards_than_files_may_be_open(tmp_path, monkeypatch):
+    """Each mapped file holds a descriptor; a process has some 1024 of them."""
+    folder = write_prepared(tmp_path, [[[10 + n % 80, 11, 12, EOS]] for n in range(120)])
+    monkeypatch.setattr("mezzotint.data.maps._mapped", lru_cache(maxsize=16)(maps._mapped.__wrapped__))
+    source = RowSource(folder, 8, 4)
+    assert [source[n].tokens[0] for n in range(len(source))] == [10 + 2 * n % 80 for n in range(len(source))]
+    held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_is_open(fd)]
+    assert sum(str(tmp_path) in path for path in held) <= 16
+
+
+def fd_is_open(fd: str) -> bool:
+    return os.path.islink(f"/proc/self/fd/{fd}")
+
+
+def test_index_in_memory_is_coarse():
+    """What grows with the documents is 32 bytes for each STEP of them."""
+    source = source_of([[[10, EOS]] * 5000, [[11, 12, EOS]] * 3000], 8, 4)
+    spans = source._spans
+    entries = -(-5000 // STEP) - (-3000 // STEP)
+    arrays = [value for value in vars(spans).values() if isinstance(value, np.ndarray)]
+    assert len(arrays) == 4 and all(len(array) <= entries + 1 for array in arrays)
 
 
 def test_truncated_shard_names_file_and_offset(tmp_path):
