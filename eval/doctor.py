@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
-from pathlib import Path
 
 import torch
 
+from mezzotint.eval.environment import cpu_name as cpu_name
+from mezzotint.eval.environment import package_version
 from mezzotint.eval.memory import available_bytes, both_units
 from mezzotint.eval.timing import load_average
 from mezzotint.models.errors import InputError
@@ -24,7 +24,7 @@ def examine() -> dict:
     """Everything the doctor says, as one JSON value; the backends are those of a CUDA device where there is one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "versions": {"python": platform.python_version()} | {name: package_version(name) for name in PACKAGES},
         "cpu": cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
@@ -89,23 +89,6 @@ def _choices(table: list[Backend]) -> list[tuple[Backend, bool, str | None]]:
         behind = f"{chosen.get(backend.op)} is preferred"
         rows.append((backend, used, None if used else backend.declined or behind))
     return rows
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def cpu_name() -> str:
-    """The processor as the system names it."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _cuda(index: int) -> dict:
