@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from mezzotint.data.tasks.catalog import options
+from mezzotint.data.tasks.catalog import make_sample, options
 from mezzotint.data.tasks.sample import Task
 from mezzotint.data.tasks.vocabulary import Vocabulary
 from mezzotint.data.tokenizer import load_tokenizer
@@ -167,6 +167,8 @@ def list_cells(subjects: list[Subject], config: RetrievalConfig, *, text: str) -
                     f"{task.name} needs at least {least} tokens with the tokenizer of {subject.name}, and "
                     f"{min(lengths)} were asked for: take longer ones, or fewer pairs"
                 )
+            # what else may be wrong with a task shows in its first sample, before anything is written
+            make_sample(task, length=min(lengths), seed=0, index=0, depth=0.5, vocabulary=vocabulary)
         kinds = (True, False) if config.floor else (True,)
         cells += [
             Cell(subject, vocabulary, task, length, needle, trained, config)
