@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from mezzotint.training import outcome
+from mezzotint.training import lock, outcome
 from mezzotint.training.outcome import CRASHED, DIVERGED, DONE, HUNG, STOPPED, Outcome
 from mezzotint.training.stop import STOP_FILE
 
@@ -89,8 +89,13 @@ def decide(ended: Outcome | None, crashes: Crashes, *, step: int, asked: bool, b
 
 
 def begin(run: Path) -> None:
-    """Before a trainer starts: forget how the last one ended, so that one that cannot even start has no outcome."""
-    outcome.remove(run)
+    """Before a trainer starts: forget how the last one ended, so that one that cannot even start has no outcome.
+
+    Raises InputError when another trainer is at work there: a script must not stop that one with its own STOP file.
+    """
+    if run.exists():
+        with lock.hold(run):
+            outcome.remove(run)
 
 
 def conclude(run: Path, *, asked: bool, job: str | None) -> tuple[int, str]:

@@ -19,7 +19,7 @@ from training_support import curve, environment, recipe_file, records
 from mezzotint.launch import agent, cluster, commands, requeue
 from mezzotint.launch.requeue import Bounds, Crashes, Next, conclude, decide, read_crashes
 from mezzotint.models.errors import InputError
-from mezzotint.training import outcome
+from mezzotint.training import lock, outcome
 from mezzotint.training.outcome import BAD_INPUT, CRASHED, DIVERGED, DONE, HUNG, STOPPED, Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -220,6 +220,15 @@ def test_begin_prints_the_run_folder_of_the_overrides(capsys, monkeypatch, tmp_p
     outcome.write(tmp_path / "other", code=STOPPED, step=3, reason="of the last start")
     code, out, _ = launch(capsys, monkeypatch, "begin", recipe_file(tmp_path), f"run={tmp_path / 'other'}")
     assert (code, out) == (0, f"{tmp_path / 'other'}\n") and outcome.read(tmp_path / "other") is None
+
+
+def test_begin_refuses_a_folder_in_which_another_trainer_works(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(lock.hold.__wrapped__, "__kwdefaults__", {"patience": 0.1})
+    outcome.write(tmp_path / "run", code=STOPPED, step=3, reason="of that trainer")
+    with lock.hold(tmp_path / "run"):
+        code, out, err = launch(capsys, monkeypatch, "begin", recipe_file(tmp_path))
+    assert code == BAD_INPUT and out == "" and f"is in use by process {os.getpid()}" in err
+    assert outcome.read(tmp_path / "run") is not None
 
 
 def test_scripts_are_sound_and_packaged():
