@@ -90,7 +90,7 @@ class Engine:
     ) -> None:
         deepspeed = _import_deepspeed()
         self.ranks = ranks
-        self.stage = config.zero_stage
+        self.stage, self.clip = config.zero_stage, clip
         self.watch = GradientWatch(objective)
         settings = _settings(config, objective, clip=clip, micro_rows=micro_rows, accumulation=accumulation)
         if config.precision == "bf16":
@@ -140,7 +140,7 @@ class Engine:
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
-        norm = self._plain_gradient_norm() if self.stage == 0 else None
+        norm = self._clip_plain() if self.stage == 0 else None
         if norm is not None and not math.isfinite(norm):
             self.discard()
             return math.inf
@@ -182,10 +182,16 @@ class Engine:
         elif self.stage:
             optimizer.update_lp_params()
 
-    def _plain_gradient_norm(self) -> float:
-        """Without ZeRO the gradients lie whole on every parameter, and DeepSpeed does not keep their norm."""
-        gradients = [p.grad for p in self.objective.parameters() if p.grad is not None]
-        return float(torch.nn.utils.get_total_norm(gradients))
+    def _clip_plain(self) -> float:
+        """Without ZeRO the gradients lie whole on every parameter: clip them here. Returns their norm before.
+
+        DeepSpeed would clip them too, but keeps no norm, and dies of a step without gradients, see `discard`.
+        """
+        parameters = [p for p in self.objective.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.clip:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
+        return float(norm)
 
     def _link(self, updates: int) -> None:
         """Make AdamW's moments where torch has not yet, set its count of steps, and tie them to the parameters."""
@@ -206,7 +212,7 @@ def _settings(config: EngineConfig, objective: Objective, *, clip: float, micro_
     settings = {
         "train_micro_batch_size_per_gpu": micro_rows,
         "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": clip,
+        "gradient_clipping": clip if config.zero_stage else 0.0,  # see Engine._clip_plain
         "steps_per_print": 10**9,
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
