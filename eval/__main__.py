@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from mezzotint.data.cli import run_command
+from mezzotint.eval import bound_parser, retrieval_parser
 from mezzotint.models.errors import InputError
 
 EXAMPLES = """examples:
@@ -29,11 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         run = {
             "speed": commands.speed,
-            "bound": commands.bound,
             "generate": commands.generate,
             "doctor": commands.doctor,
         }
-        return run[options.command](options)
+        return run[options.command](options) if options.command in run else options.run(options)
 
     return run_command(command, InputError)
 
@@ -47,8 +47,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_speed(commands)
-    _add_bound(commands)
+    bound_parser.add_parser(commands)
     _add_generate(commands)
+    retrieval_parser.add_parser(commands)
     doctor = commands.add_parser("doctor", help="versions, device, threads, load, memory, backends in use and why")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -88,33 +89,6 @@ def _add_speed(commands) -> None:
     speed.add_argument("--dry-run", action="store_true", help="print the cells with their bytes, measure nothing")
     _add_machine(speed)
     _add_out(speed)
-
-
-def _add_bound(commands) -> None:
-    bound = commands.add_parser(
-        "bound",
-        help="likelihood bound on prepared text, in nats/token and bits/byte, with standard error",
-        description="Bounds -log p of rows of prepared text. The context is committed once, and each block is denoised "
-        "with masks drawn so that the number of masked tokens is enumerated. The value is an upper bound: write it "
-        "with <=.",
-    )
-    bound.add_argument("release", metavar="RELEASE", help="release folder")
-    bound.add_argument("--data", required=True, metavar="PREPARED", help="folder written by mezzotint-data prepare")
-    bound.add_argument("--rows", type=int, default=32, metavar="N", help="rows, evenly spread (default: %(default)s)")
-    bound.add_argument(
-        "--row-length", type=int, default=1024, metavar="T", help="tokens of a row (default: %(default)s)"
-    )
-    bound.add_argument(
-        "--draws", type=int, metavar="D", help="masks a block (default: one for each number of masked tokens)"
-    )
-    bound.add_argument(
-        "--draw-batch", type=int, default=32, metavar="N", help="masks denoised at once (default: %(default)s)"
-    )
-    bound.add_argument(
-        "--seed", type=int, default=0, help="of the masks, the same for every model (default: %(default)s)"
-    )
-    _add_machine(bound)
-    _add_out(bound)
 
 
 def _add_generate(commands) -> None:

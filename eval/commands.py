@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 
 import torch
@@ -13,13 +12,11 @@ from tqdm import tqdm
 from mezzotint.data.files import write_bytes
 from mezzotint.eval import doctor as examination
 from mezzotint.eval import generate as generation
-from mezzotint.eval.bound import summarize
 from mezzotint.eval.cells import DTYPES, Cell, SpeedConfig, list_cells, parse_counts, require_threads
 from mezzotint.eval.doctor import require_device
 from mezzotint.eval.memory import available_bytes, both_units
 from mezzotint.eval.plots import plot_curves, write_csv
 from mezzotint.eval.results import ResultsFile
-from mezzotint.eval.score import BoundConfig, open_text, score
 from mezzotint.eval.speed import FILL_CONTEXT, check_fill, sweep
 from mezzotint.eval.subjects import Subject, preset_subject, release_subject
 from mezzotint.eval.tables import cell_table, speed_table
@@ -64,37 +61,6 @@ def speed(options: argparse.Namespace) -> int:
     plots = plot_curves(rows, out.parent, prefix=out.stem)
     print(table)
     print("written:", *(str(path) for path in (out, out.with_suffix(".csv"), *plots)))
-    return 0
-
-
-def bound(options: argparse.Namespace) -> int:
-    subject = release_subject(options.release)
-    require_device(options.device)
-    config = BoundConfig(
-        data=options.data,
-        rows=options.rows,
-        row_length=options.row_length,
-        draws=options.draws,
-        draw_batch=options.draw_batch,
-        seed=options.seed,
-        dtype=_dtype(options.dtype) or torch.float32,
-        device=options.device,
-    )
-    _set_threads(options.threads)
-    text = open_text(subject, config)
-    out = _out(options.out, [subject])
-    with ResultsFile(out, subjects={subject.name: subject.fingerprint}) as results:
-        rows = list(tqdm(score(subject, text, config, results), total=config.rows, unit="row", disable=None))
-    scored = [row["values"] for row in rows if row["status"] == "ok"]
-    if not scored:
-        raise InputError(f"the bound of {subject.name} is not finite on any of the {len(rows)} rows; see {out}")
-    found = summarize(scored)
-    print(f"{subject.name}: {found.rows} rows, {found.tokens} tokens, {found.bytes} bytes of text")
-    print(f"  <= {found.nats_per_token:.4f} nats/token, {_error(found.nats_per_token_error)}")
-    print(f"  <= {found.bits_per_byte:.4f} bits/byte,  {_error(found.bits_per_byte_error)}")
-    if len(scored) < len(rows):
-        print(f"  {len(rows) - len(scored)} rows have no finite bound and are left out")
-    print("written:", out)
     return 0
 
 
@@ -182,7 +148,3 @@ def _print_fill_check(cell: Cell, results: ResultsFile) -> None:
         f"the CPU time); "
         f"bytes {values['filled_bytes']} and {values['real_bytes']}"
     )
-
-
-def _error(value: float) -> str:
-    return f"standard error {value:.4f}" if math.isfinite(value) else "standard error unknown: give more --rows"
