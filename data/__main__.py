@@ -1,4 +1,4 @@
-"""Owns the command line `mezzotint-data`: train-tokenizer, prepare, adopt, verify and inspect."""
+"""Owns the command line `mezzotint-data`: train-tokenizer, prepare, synthetic, adopt, verify, inspect."""
 
 import argparse
 import os
@@ -17,6 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands: dict[str, Callable[[argparse.Namespace], int | None]] = {
         "train-tokenizer": _train_tokenizer,
         "prepare": _prepare,
+        "synthetic": _synthetic,
         "adopt": _adopt,
         "verify": _verify,
         "inspect": _inspect,
@@ -77,6 +78,12 @@ def _prepare(options: argparse.Namespace) -> None:
     for manifest in (done.train, done.heldout):
         if manifest is not None:
             print(_summary(manifest))
+
+
+def _synthetic(options: argparse.Namespace) -> None:
+    from mezzotint.data import synthetic
+
+    synthetic.run(options)
 
 
 def _adopt(options: argparse.Namespace) -> None:

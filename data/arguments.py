@@ -1,7 +1,9 @@
-"""Owns the options and the help of `mezzotint-data`; imports nothing, so that help is instant."""
+"""Owns the options and the help of `mezzotint-data`; imports nothing heavy, so that help is instant."""
 
 import argparse
 from typing import Any
+
+from mezzotint.data import synthetic_arguments
 
 ABOUT = (
     "Turn text into token shards, or take over token files made elsewhere: folders that training and evaluation read."
@@ -43,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     )
     about = "tokenize text into shards; run it again to go on after an interruption"
     _prepare(_command(commands, "prepare", about))
+    synthetic_arguments.add_command(commands)
     about = "take over token files made elsewhere: scan and check them once, copy nothing; run it again to go on"
     _adopt(_command(commands, "adopt", about))
     about = "check hashes, ids and indexes of a folder against its files; names what is damaged, and then exits with 2"
