@@ -43,11 +43,11 @@ def sweep(cells: list[Cell], results: ResultsFile) -> Iterator[Progress]:
     held: tuple[Subject | None, Denoiser | None] = (None, None)
     for cell in cells:
         count = cell.config.samples
-        if results.done(cell.identity(None)):
-            yield Progress(cell, [], cell.length * count)
-            continue
         if all(results.done(cell.identity(index)) for index in range(count)):
             yield Progress(cell, _rows(cell, range(count), results), cell.length * count)
+            continue
+        if results.done(cell.identity(None)):
+            yield Progress(cell, [], cell.length * count)
             continue
         if held[0] is not cell.subject:
             held = (None, None)

@@ -56,7 +56,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     _require_one_fits(cells)
     out = Path(options.out) if options.out else _default_out(subjects)
-    with ResultsFile(out, subjects={subject.name: subject.fingerprint for subject in subjects}) as results:
+    known = {subject.name: subject.fingerprint for subject in subjects}
+    with ResultsFile(out, subjects=known, retry_failed=options.retry_failed) as results:
         rows = _run_with_bar(cells, results)
         print(table(cells, rows, results))
     print("written:", out)
@@ -129,7 +130,7 @@ def table(cells: list[Cell], rows: dict[Cell, list[dict]], results: ResultsFile)
         start = f"| {cell.subject.name} | {_task_name(cell)} | {cell.length} | {times} |"
         found = [row["values"] for row in rows[cell] if row["status"] == "ok"]
         whole = results.get(cell.identity(None))
-        if whole is not None:
+        if whole is not None and len(found) < cell.config.samples:
             lines.append(f"{start} {len(found)} | {whole['status']} | | | | |")
             continue
         right = sum(values["correct"] for values in found)

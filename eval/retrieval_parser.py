@@ -66,6 +66,9 @@ def add_parser(commands) -> None:
     )
     how.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     how.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1)")
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="try cells again that did not fit or ran out of memory"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the cells with bytes and time, run nothing")
     parser.add_argument("--out", metavar="FILE", help="results file (default: runs/eval/NAME.jsonl)")
     parser.set_defaults(run=_run)

@@ -255,9 +255,15 @@ def test_running_out_of_memory_is_recorded_and_the_sweep_goes_on(made, tmp_path,
 
     monkeypatch.setattr(retrieval, "score_batch", greedy)
     out = tmp_path / "r.jsonl"
-    table = run(capsys, out, str(made / "hybrid"), *QUICK, "--lengths", "64,128")
+    command = (str(made / "hybrid"), *QUICK, "--lengths", "64,128")
+    table = run(capsys, out, *command)
     assert [row["status"] for row in rows(out)].count("oom") == 2 and table.count("| oom |") == 2
     assert len([row for row in rows(out) if row["status"] == "ok"]) == 12
+    monkeypatch.setattr(retrieval, "score_batch", real)
+    assert run(capsys, out, *command) == table
+    again = run(capsys, out, *command, "--retry-failed")
+    assert "oom" not in again and len([row for row in rows(out) if row["status"] == "ok"]) == 24
+    assert run(capsys, out, *command) == again
 
 
 def test_a_single_cell_that_does_not_fit_is_refused(made, tmp_path, capsys, monkeypatch):
