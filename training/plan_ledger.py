@@ -1,0 +1,129 @@
+"""Counts the bytes of a pass that is never computed: stand-ins for float tensors, and a ledger of which are alive."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mezzotint.models.ops import flash_cpu, ssd_parts
+
+_DEVICE_OF = torch.ops.prim.device.default
+_INDEX = torch.ops.aten.index.Tensor
+_CAST = torch.ops.aten._to_copy.default
+
+
+class Ledger(TorchDispatchMode):
+    """Inside `with ledger:` float tensors have shape, type and lifetime but no memory; integers and booleans are real.
+
+    So a training pass runs as written, geometry and all, and `live` holds the bytes of all float tensors that are alive,
+    `peak` the most they were since `start_phase`. What an operation needs inside itself is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self.casts: dict[int, int] = {}  # bytes of the casts of weights that are alive, by storage
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._storages: dict[int, Any] = {}
+        self._weights: set[int] = set()
+
+    @property
+    def cast_bytes(self) -> int:
+        """Bytes of the copies in another type that autocast has made of weights and that are alive."""
+        return sum(self.casts.values())
+
+    def start_phase(self) -> int:
+        """Begin a new peak; returns the bytes alive now."""
+        self.peak = self.live
+        return self.live
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A stand-in, entered in the ledger."""
+        with self._fake:
+            value = torch.empty(*shape, dtype=dtype)
+        self._enter(value)
+        return value
+
+    def materialize(self, module: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+        """Stand-ins for the parameters of a module on the meta device, and for their gradients: later micro-batches add
+        to what the first has left."""
+        for part in module.modules():
+            for name, old in part.named_parameters(recurse=False):
+                new = nn.Parameter(self.empty(*old.shape, dtype=dtype))
+                new.grad = self.empty(*old.shape, dtype=dtype)
+                self._weights.add(new.untyped_storage()._cdata)
+                setattr(part, name, new)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE_OF:
+            return torch.device("cpu")
+        kwargs = kwargs or {}
+        if FakeTensor not in types and not self._makes_floats(func, args, kwargs):
+            return func(*args, **kwargs)
+        if func is _INDEX:
+            args = (args[0], _positions(args[1]))
+        with self._fake:
+            result = func(*args, **kwargs)
+        for value in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(value, FakeTensor):
+                self._enter(value)
+        if func is _CAST and args[0].untyped_storage()._cdata in self._weights:
+            self.casts[result.untyped_storage()._cdata] = result.untyped_storage().nbytes()
+        return result
+
+    def _makes_floats(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Does a call make a float tensor out of nothing? Of which type is only known by trying."""
+        if "device" not in kwargs or (args and isinstance(args[0], Tensor)):
+            return False
+        with self._fake:
+            return func(*args, **kwargs).is_floating_point()
+
+    def _enter(self, value: Tensor) -> None:
+        storage = value.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._storages:
+            return
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+        def leave(_: Any) -> None:
+            self.live -= size
+            self.casts.pop(key, None)
+            del self._storages[key]
+
+        self._storages[key] = weakref.ref(storage, leave)
+
+
+def _positions(indices: list[Tensor | None]) -> list[Tensor | None]:
+    """Masks as the positions they stand for, so that the result has a size."""
+    found: list[Tensor | None] = []
+    for index in indices:
+        found += index.nonzero().unbind(1) if index is not None and index.dtype == torch.bool else [index]
+    return found
+
+
+@contextmanager
+def kernels_of(device: str) -> Iterator[None]:
+    """Operations go the way they go on `device`, though stand-ins say that they are on the CPU.
+
+    On 'cuda': attention is the product, softmax and product of every tile, and the SSD takes all blocks at once. Whoever
+    adds a CUDA backend to the table of operations says here what it keeps.
+    """
+    if device == "cpu":
+        yield
+        return
+    before = flash_cpu.declined, ssd_parts.SLAB_ELEMENTS
+    flash_cpu.declined = lambda device: "planned for a GPU"  # type: ignore[assignment]
+    ssd_parts.SLAB_ELEMENTS = sys.maxsize
+    try:
+        yield
+    finally:
+        flash_cpu.declined, ssd_parts.SLAB_ELEMENTS = before  # type: ignore[assignment]
