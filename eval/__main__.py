@@ -1,4 +1,4 @@
-"""The command `mezzotint-eval`: its options and help. The work is in eval/commands.py, imported when asked for."""
+"""The command `mezzotint-eval`: its options and help. What a command does is imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from mezzotint.data.cli import run_command
-from mezzotint.eval import bound_parser, retrieval_parser
+from mezzotint.eval import bound_parser, report_parser, retrieval_parser, speed_parser
 from mezzotint.models.errors import InputError
 
 EXAMPLES = """examples:
@@ -16,6 +16,9 @@ EXAMPLES = """examples:
   mezzotint-eval speed --presets 3b --backbones attention,mamba,hybrid --contexts 1k,16k,256k
   mezzotint-eval bound release/ --data prepared/ --rows 32
   mezzotint-eval generate release/ --prompt "def main" --max-new-tokens 128 --steps 8
+  mezzotint-eval retrieval a/ b/ --tasks passkey,mqar --multiples 1,2,4,8,16 --out results.jsonl
+  mezzotint-eval compare results.jsonl --subjects a b
+  mezzotint-eval report results.jsonl speed.jsonl --out report/
 
 Results are appended to one file as they come (--out); the same command run again goes on where it stopped.
 """
@@ -24,71 +27,24 @@ Results are appended to one file as they come (--out); the same command run agai
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, or 2 with a sentence on bad input."""
     options = build_parser().parse_args(arguments)
-
-    def command() -> int:
-        from mezzotint.eval import commands
-
-        run = {
-            "speed": commands.speed,
-            "generate": commands.generate,
-            "doctor": commands.doctor,
-        }
-        return run[options.command](options) if options.command in run else options.run(options)
-
-    return run_command(command, InputError)
+    return run_command(lambda: options.run(options), InputError)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mezzotint-eval",
-        description="Measure a release: latency and memory, likelihood bound, samples.",
+        description="Measure a release: retrieval, likelihood bound, latency and memory, samples; report and compare.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_speed(commands)
+    speed_parser.add_parser(commands)
     bound_parser.add_parser(commands)
     _add_generate(commands)
     retrieval_parser.add_parser(commands)
-    doctor = commands.add_parser("doctor", help="versions, device, threads, load, memory, backends in use and why")
-    doctor.add_argument("--json", action="store_true", help="print JSON")
+    report_parser.add_parsers(commands)
+    _add_doctor(commands)
     return parser
-
-
-def _add_speed(commands) -> None:
-    speed = commands.add_parser(
-        "speed",
-        help="latency, memory and tokens/s against context and batch, beside the floor",
-        description="Latency of a denoising step, an advance (commit and denoise in one pass), a commit and a prefill "
-        "chunk; bytes of weights and state; tokens/s; beside the floor: the bare matrix products of the step and the "
-        "reading of its state. Writes a results file and beside it a table (.md, .csv) and curves (.png). Contexts "
-        "that do not fit are recorded, not tried.",
-    )
-    speed.add_argument("releases", nargs="*", metavar="RELEASE", help="release folders (mezzotint-export makes them)")
-    speed.add_argument(
-        "--presets", metavar="LIST", help="measure presets with random weights: debug, 10m, 125m, 1b, 3b"
-    )
-    speed.add_argument(
-        "--backbones",
-        default="attention,mamba,hybrid",
-        metavar="LIST",
-        help="backbones of the presets: attention, attention_gqa, mamba, hybrid, hybrid_gqa (default: %(default)s)",
-    )
-    speed.add_argument("--contexts", default="1k,4k,16k,64k,256k", metavar="LIST", help="tokens (default: %(default)s)")
-    speed.add_argument("--batches", default="1", metavar="LIST", help="rows decoded together (default: %(default)s)")
-    speed.add_argument(
-        "--prefill-chunk", type=int, metavar="N", help="tokens committed at once (default: 512; quick: 128)"
-    )
-    speed.add_argument(
-        "--steps", type=int, default=8, choices=(4, 8, 16, 32), help="denoising steps a block in the table"
-    )
-    speed.add_argument("--quick", action="store_true", help="fewer samples: seconds instead of minutes")
-    speed.add_argument(
-        "--check-fill", action="store_true", help="also compare a random state with a real prefill at 4k"
-    )
-    speed.add_argument("--dry-run", action="store_true", help="print the cells with their bytes, measure nothing")
-    _add_machine(speed)
-    _add_out(speed)
 
 
 def _add_generate(commands) -> None:
@@ -120,21 +76,30 @@ def _add_generate(commands) -> None:
     )
     generate.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     generate.add_argument("--json", action="store_true", help="print JSON")
-    _add_machine(generate)
-
-
-def _add_machine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--dtype",
-        metavar="NAME",
-        help="float32, bfloat16 or float16 (default: on a CPU float32, bfloat16 for presets 1b and 3b; on CUDA bfloat16)",
+    generate.add_argument(
+        "--dtype", metavar="NAME", help="float32, bfloat16 or float16 (default: as the release has it)"
     )
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1, the steadiest)")
+    generate.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    generate.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1, the steadiest)")
+    generate.set_defaults(run=_generate)
 
 
-def _add_out(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FILE", help="results file (default: runs/eval/NAME.jsonl)")
+def _add_doctor(commands) -> None:
+    doctor = commands.add_parser("doctor", help="versions, device, threads, load, memory, backends in use and why")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(run=_doctor)
+
+
+def _generate(options: argparse.Namespace) -> int:
+    from mezzotint.eval.commands import generate
+
+    return generate(options)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from mezzotint.eval.commands import doctor
+
+    return doctor(options)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from mezzotint.eval.bench_training import one_stream_step, training_case, two_st
 from mezzotint.eval.doctor import device_name, require_device
 from mezzotint.eval.fill import fill_random
 from mezzotint.eval.floor import decode_floor, read_bandwidth, state_read_seconds, training_floor
-from mezzotint.eval.speed import passes
+from mezzotint.eval.speed_passes import passes
 from mezzotint.eval.subjects import build, preset_subject
 from mezzotint.eval.tables import bench_table
 from mezzotint.eval.timing import Protocol, Timing, interleave, load_average

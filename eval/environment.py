@@ -44,6 +44,7 @@ def code_hash() -> str:
     return digest.hexdigest()[:12]
 
 
+@functools.cache
 def cpu_name() -> str:
     """The processor as the system names it."""
     info = Path("/proc/cpuinfo")

@@ -26,18 +26,22 @@ def both_units(count: float) -> str:
     return f"{count / GB:.2f} GB ({count / GIB:.2f} GiB)"
 
 
-def available_bytes(device: str | torch.device = "cpu") -> int:
-    """Bytes that can still be allocated: the least of free memory, the control group's and the process's limits."""
+def available_bytes(device: str | torch.device = "cpu", *, limit: int | None = None) -> int:
+    """Bytes that can still be allocated: the least of free memory, the control group's and the process's limits.
+
+    limit: bytes of address space that a process will be given (RLIMIT_AS); one like this is assumed.
+    """
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     import psutil
 
     limits = [psutil.virtual_memory().available]
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        limits.append(soft - psutil.Process().memory_info().vms)
-    for limit, usage in _GROUPS:
-        if Path(limit).exists() and (most := Path(limit).read_text().strip()) != "max":
+    bounds = [bound for bound in (soft if soft != resource.RLIM_INFINITY else None, limit) if bound is not None]
+    if bounds:
+        limits.append(min(bounds) - psutil.Process().memory_info().vms)
+    for limit_file, usage in _GROUPS:
+        if Path(limit_file).exists() and (most := Path(limit_file).read_text().strip()) != "max":
             limits.append(int(most) - int(Path(usage).read_text()))
     return max(0, min(limits))
 

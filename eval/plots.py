@@ -1,10 +1,9 @@
-"""Curves of latency and memory against context, as PNG, and the same cells as CSV."""
+"""Figures of speed cells: latency and memory against context, tokens a second against batch, real prompts."""
 
 from __future__ import annotations
 
-import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from mezzotint.data.files import write_bytes
 from mezzotint.eval.memory import GB
 
-MISSING = ("oom", "skipped_predicted_oom")  # drawn as crosses at the top of a figure
+MISSING = ("oom", "skipped_predicted_oom")  # drawn as crosses
 
 
 @dataclass(frozen=True)
@@ -26,38 +25,55 @@ class Quantity:
     needed: str | None = None
 
 
-def write_csv(rows: list[dict], path: Path) -> None:
-    """One line a cell: identity, status, then every value that any cell has; empty where a cell has none."""
-    flat = [{**row["identity"], "status": row["status"], **row["values"]} for row in rows]
-    columns = list(dict.fromkeys(name for line in flat for name in line))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    write_bytes(path, text.getvalue().encode())
+LATENCY = Quantity("denoise_s", 1e3, "ms per denoising step", floor="floor_s")
+MEMORY = Quantity("peak_bytes", 1 / GB, "peak memory, GB (10^9 bytes)", needed="needed_bytes")
 
 
-def plot_curves(rows: list[dict], folder: Path, *, prefix: str) -> list[Path]:
-    """Write PREFIX-latency.png and PREFIX-memory.png, log-log against context, one line a (model, batch).
+def plot_speed(rows: list[dict], folder: Path, *, prefix: str) -> list[Path]:
+    """Write the figures that rows of speed tasks allow: PREFIX-latency.png, -memory.png, -batches.png, -prompts.png.
 
-    The measured floor is dashed in the model's colour. A cell that did not fit is a cross: at the bytes it needs in the
-    figure of memory, on the upper edge of the axes in that of latency. Returns their paths.
+    Against context there is one line a (model, mode), of the smallest batch. The measured floor is dashed in the model's
+    colour. A cell that did not fit is a cross: at the bytes it needs in the figure of memory, on the upper edge of the axes
+    in that of latency. Returns their paths.
     """
-    if not rows:
-        return []
-    latency, memory = folder / f"{prefix}-latency.png", folder / f"{prefix}-memory.png"
-    _figure(rows, Quantity("denoise_s", 1e3, "ms per denoising step", floor="floor_s"), path=latency)
-    _figure(rows, Quantity("peak_bytes", 1 / GB, "peak memory, GB (10^9 bytes)", needed="needed_bytes"), path=memory)
-    return [latency, memory]
+    written = []
+    cells = [row for row in rows if row["identity"]["task"] == "speed"]
+    if cells:
+        least = min(row["identity"]["batch"] for row in cells)
+        single = [row for row in cells if row["identity"]["batch"] == least]
+        for name, quantity in (("latency", LATENCY), ("memory", MEMORY)):
+            path = folder / f"{prefix}-{name}.png"
+            draw(path, lambda axes, quantity=quantity: _against_context(axes, single, quantity, rows_=least))
+            written.append(path)
+    sweeps = [row for row in cells if len({r["identity"]["batch"] for r in cells if _same_run(r, row)}) > 1]
+    if any("denoise_s" in row["values"] for row in sweeps):
+        written.append(folder / f"{prefix}-batches.png")
+        draw(written[-1], lambda axes: _against_batch(axes, sweeps))
+    prompts = [row for row in rows if row["identity"]["task"] == "speed/prefill" and row["status"] == "ok"]
+    if prompts:
+        written.append(folder / f"{prefix}-prompts.png")
+        draw(written[-1], lambda *axes: _prompts(axes, prompts), panels=2)
+    return written
 
 
-def _figure(rows: list[dict], quantity: Quantity, *, path: Path) -> None:
+def draw(path: Path, paint: Callable[..., None], *, panels: int = 1, size: tuple[float, float] = (7, 4.5)) -> None:
+    """Call `paint` with the axes of a new figure of `panels` side by side, and write it as PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    figure, axes = pyplot.subplots(1, panels, figsize=(size[0] * panels, size[1]), layout="constrained", squeeze=False)
+    try:
+        paint(*axes[0])
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png", dpi=130)
+    finally:
+        pyplot.close(figure)
+    write_bytes(path, stream.getvalue())
+
+
+def _against_context(axes, rows: list[dict], quantity: Quantity, *, rows_: int) -> None:
     for i, (name, cells) in enumerate(_lines(rows)):
         color = f"C{i % 10}"
         axes.plot(*_points(cells, quantity.value, quantity.scale), "o-", color=color, label=name)
@@ -73,27 +89,73 @@ def _figure(rows: list[dict], quantity: Quantity, *, path: Path) -> None:
         else:  # spread sideways by model, so that crosses of two models at one context stay apart
             places = [cell["identity"]["context"] * 1.06**i for cell in lost]
             axes.plot(places, [0.97] * len(lost), "x", transform=axes.get_xaxis_transform(), **cross)
-    axes.set(xscale="log", yscale="log", xlabel="context, tokens", ylabel=quantity.label)
-    axes.set_xscale("log", base=2)
+    axes.set(xscale="log", yscale="log", xlabel=f"context, tokens (batch {rows_})", ylabel=quantity.label)
+    _finish(axes, sorted({row["identity"]["context"] for row in rows}))
+
+
+def _against_batch(axes, rows: list[dict]) -> None:
+    """Tokens a second of all rows together, commit apart, 8 steps a block; what did not fit ends a line with a cross."""
+    groups: dict[str, list[dict]] = {}
+    for row in sorted(rows, key=lambda row: row["identity"]["batch"]):
+        identity = row["identity"]
+        groups.setdefault(f"{_name(row, rows)}, {short_count(identity['context'])}", []).append(row)
+    for i, (name, cells) in enumerate(groups.items()):
+        held = [cell for cell in cells if "tokens_per_s_8" in cell["values"]]
+        color = f"C{i % 10}"
+        axes.plot(
+            [cell["identity"]["batch"] for cell in held],
+            [cell["values"]["tokens_per_s_8"] for cell in held],
+            "o-",
+            color=color,
+            label=name,
+        )
+        lost = [cell["identity"]["batch"] for cell in cells if cell["status"] in MISSING]
+        axes.plot(
+            lost[:1], [0.97] * len(lost[:1]), "x", transform=axes.get_xaxis_transform(), color=color, markersize=9
+        )
+    axes.set(xscale="log", yscale="log", xlabel="rows decoded together", ylabel="tokens/s of all rows, 8 steps a block")
+    _finish(axes, sorted({row["identity"]["batch"] for row in rows}))
+
+
+def _prompts(axes: tuple, rows: list[dict]) -> None:
+    """Rate of prefill, and the process's peak, against what has been read."""
+    for i, (name, cells) in enumerate(_lines(rows)):
+        axes[0].plot(*_points(cells, "prefill_tokens_per_s", 1), "o-", color=f"C{i % 10}", label=name)
+        axes[1].plot(*_points(cells, "process_peak_bytes", 1 / GB), "o-", color=f"C{i % 10}", label=name)
     contexts = sorted({row["identity"]["context"] for row in rows})
-    axes.set_xticks(contexts, [short_count(context) for context in contexts])
+    for panel, label in zip(axes, ("prefill, tokens/s (median chunk)", "process peak, GB (10^9 bytes)")):
+        panel.set(xscale="log", xlabel="tokens read", ylabel=label)
+        panel.set_ylim(bottom=0)
+        _finish(panel, contexts)
+
+
+def _finish(axes, counts: list[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [short_count(count) for count in counts])
+    axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=130)
-    pyplot.close(figure)
-    write_bytes(path, stream.getvalue())
 
 
 def _lines(rows: list[dict]) -> Iterable[tuple[str, list[dict]]]:
-    """(label, cells ordered by context) of every (model, batch, dtype)."""
-    several = len({row["identity"]["batch"] for row in rows}) > 1
+    """(label, cells ordered by context) of every model, mode and dtype."""
     groups: dict[str, list[dict]] = {}
     for row in sorted(rows, key=lambda row: row["identity"]["context"]):
-        identity = row["identity"]
-        name = identity["subject"] + (f", batch {identity['batch']}" if several else "")
-        groups.setdefault(name, []).append(row)
-    return groups.items()
+        groups.setdefault(_name(row, rows), []).append(row)
+    return sorted(groups.items())
+
+
+def _name(row: dict, rows: list[dict]) -> str:
+    """The model, and what else tells lines of `rows` apart."""
+    named = [row["identity"]["subject"]]
+    for key in ("mode", "dtype", "machine"):
+        if len({other["identity"].get(key) for other in rows}) > 1:
+            named.append(str(row["identity"].get(key)))
+    return ", ".join(named)
+
+
+def _same_run(row: dict, other: dict) -> bool:
+    return row["identity"] | {"batch": 0} == other["identity"] | {"batch": 0}
 
 
 def _points(cells: list[dict], value: str, scale: float) -> tuple[list[int], list[float]]:

@@ -1,72 +1,71 @@
-"""Speed cells and benchmark rows as tables for a reader: what would be measured, and what was."""
+"""The table of a dry run, with bytes and least times of every cell, and that of the benchmark."""
 
 from __future__ import annotations
 
-from mezzotint.eval.cells import Cell
-from mezzotint.eval.memory import GB, GIB, available_bytes, both_units
+from mezzotint.eval.cells import Cell, prefill_tokens
+from mezzotint.eval.memory import GB, available_bytes, both_units
 from mezzotint.eval.plots import short_count
+from mezzotint.eval.roofline import sizes_of, step_flops
+from mezzotint.eval.timing import FULL, QUICK
 
 
-def cell_table(cells: list[Cell]) -> str:
-    """The cells of a dry run with their bytes, and whether they will fit."""
-    lines = [f"{both_units(available_bytes(cells[0].speed.device))} available on {cells[0].speed.device}"]
-    lines.append(f"{'model':24} {'context':>8} {'batch':>5} {'dtype':9} {'weights':>10} {'state':>10} {'both':>10}")
-    for cell in sorted(cells, key=lambda cell: (cell.subject.name, cell.batch, cell.context)):
-        sizes = (cell.weight_bytes, cell.state_bytes, cell.needed_bytes)
-        shown = " ".join(f"{size / GB:7.2f} GB" for size in sizes)
-        verdict = "" if cell.fits(loaded=False) else "  does not fit"
-        lines.append(
-            f"{cell.subject.name:24} {short_count(cell.context):>8} {cell.batch:5} {cell.dtype:9} {shown}{verdict}"
-        )
+def cell_table(cells: list[Cell], prompts: list[Cell], *, rate: float) -> str:
+    """The cells of a dry run with their bytes, the least time they take at `rate` FLOPs a second, and what will not fit.
+
+    prompts: those that are really read.
+    """
+    speed = cells[0].speed
+    lines = [f"{both_units(available_bytes(speed.device, limit=speed.memory_limit))} available on {speed.device}"]
+    lines.append(
+        f"{'model':24} {'mode':9} {'context':>8} {'batch':>5} {'dtype':9} {'weights':>10} {'state':>10} "
+        f"{'work':>10} {'all':>10} {'at least':>10}"
+    )
+    ended, total = set(), 0.0
+    for cell in sorted(cells, key=lambda cell: (cell.subject.name, cell.mode, cell.context, cell.batch)):
+        place = (cell.subject.name, cell.mode, cell.context)
+        if place in ended and cell.batch not in speed.batches:
+            continue
+        fits = cell.fits(loaded=False)
+        seconds = _sweep_seconds(cell, rate)
+        lines.append(_dry_line(cell, cell.mode, seconds, fits=fits))
+        if fits:
+            total += seconds
+        else:
+            ended.add(place)
+    for cell in prompts:
+        fits = cell.fits(loaded=False)
+        seconds = _prompt_flops(cell) / rate
+        lines.append(_dry_line(cell, "prompt", seconds, fits=fits))
+        total += seconds if fits else 0.0
+    lines.append(f"in all at least {total:.0f} s at {rate / 1e9:.0f} GFLOP/s, without what is too large")
     return "\n".join(lines)
 
 
-def speed_table(rows: list[dict], *, steps: int) -> str:
-    """Markdown: one line a cell, latencies in ms, both units of memory, tokens/s at `steps` denoising steps a block."""
-    lines = [
-        *_heading(rows),
-        "| model | parameters | context | batch | denoise ms | floor ms | over floor | advance ms | prefill tok/s "
-        f"| tok/s ({steps} steps) | weights GB | state GB | peak GB | peak GiB | status |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|",
-    ]
-    lines += [_line(row, steps=steps) for row in rows]
-    return "\n".join(lines) + "\n"
+def _dry_line(cell: Cell, kind: str, seconds: float, *, fits: bool) -> str:
+    sizes = (cell.weight_bytes, cell.state_bytes, cell.work_bytes, cell.needed_bytes + cell.work_bytes)
+    shown = " ".join(f"{size / GB:7.2f} GB" for size in sizes)
+    return (
+        f"{cell.subject.name:24} {kind:9} {short_count(cell.context):>8} {cell.batch:5} {cell.dtype:9} {shown} "
+        f"{seconds:8.1f} s{'' if fits else '  does not fit'}"
+    )
 
 
-def _line(row: dict, *, steps: int) -> str:
-    identity, values = row["identity"], row["values"]
-    bytes_known = [f"{values['weight_bytes'] / GB:.2f}", f"{values['state_bytes'] / GB:.3f}"]
-    if "denoise_s" in values:
-        ratio = values["denoise_s"] / values["floor_s"]
-        measured = [
-            f"{values['denoise_s'] * 1e3:.2f}",
-            f"{values['floor_s'] * 1e3:.2f}",
-            f"{ratio:.2f}",
-            f"{values['advance_s'] * 1e3:.2f}",
-            f"{values['prefill_tokens_per_s']:.0f}",
-            f"{values[f'tokens_per_s_{steps}']:.1f}",
-        ]
-        peak = values["peak_bytes"]
-    else:
-        measured, peak = ["-"] * 6, values["needed_bytes"]
-    parts = [identity["subject"], f"{values['parameters'] / 1e6:.1f}M", short_count(identity["context"])]
-    parts += [str(identity["batch"]), *measured, *bytes_known, f"{peak / GB:.2f}", f"{peak / GIB:.2f}", row["status"]]
-    return "| " + " | ".join(parts) + " |"
+def _sweep_seconds(cell: Cell, rate: float) -> float:
+    """Of all samples of a cell: denoise, advance, commit, two prefill chunks, floor and blocks, by their products alone."""
+    protocol = QUICK if cell.speed.quick else FULL
+    sizes = sizes_of(cell.subject.config, itemsize=cell.itemsize)
+    step = step_flops(sizes, context=cell.context, batch=cell.batch) / rate
+    chunks = 2 * prefill_tokens(cell) / cell.subject.config.block_length
+    one_round = step * (1 + 2 + 1 + chunks + 1)
+    most = max(protocol.seconds * 6, protocol.least * one_round)
+    return min(protocol.steps * one_round, most) + 3 * 8 * step
 
 
-def _heading(rows: list[dict]) -> list[str]:
-    """How the cells were measured, in a sentence; their load averages."""
-    measured = [row for row in rows if "load" in row["values"]]
-    if not measured:
-        return ["No cell fits into memory; peak is weights and state alone.", ""]
-    identity, loads = measured[0]["identity"], [row["values"]["load"] for row in measured]
-    return [
-        f"Medians on {identity['device']}, {identity['threads']} thread(s), load average {min(loads):.1f} to "
-        f"{max(loads):.1f}; state filled at random; tok/s counts model passes alone. GB is 10^9 bytes, GiB 2^30. Peak "
-        "is weights, state and the most bytes of other tensors alive in a step; for a cell that does not fit it is "
-        "weights and state.",
-        "",
-    ]
+def _prompt_flops(cell: Cell) -> float:
+    """Prefill: as many steps as blocks, each at half the context on average."""
+    config = cell.subject.config
+    sizes = sizes_of(config, itemsize=cell.itemsize)
+    return cell.context / config.block_length * step_flops(sizes, context=cell.context // 2)
 
 
 def bench_table(report: dict) -> str:

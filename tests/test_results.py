@@ -74,7 +74,7 @@ def test_rows_know_what_they_were_made_with(tmp_path, monkeypatch):
 def test_the_environment_names_versions_and_machine():
     found = environment()
     assert found["packages"]["torch"] and found["cpu"] and len(found["code"]) == 12
-    assert found["cpu"] in describe(found) and "no CUDA device" in describe(found) or found["cards"]
+    assert (found["cpu"] in describe(found) and "no CUDA device" in describe(found)) or found["cards"]
     json.dumps(found)
 
 

@@ -9,18 +9,23 @@ from support import generator, ordinary, tiny_config, tiny_model
 
 from mezzotint.eval import cells as cells_module
 from mezzotint.eval import speed as speed_module
+from mezzotint.eval import speed_cell, timing
 from mezzotint.eval.bench import main as bench_main
 from mezzotint.eval.bench_training import one_stream_step, training_case, two_stream_step
-from mezzotint.eval.cells import SpeedConfig, list_cells, parse_counts
+from mezzotint.eval.cells import Cell, SpeedConfig, list_cells, parse_bytes, parse_counts
 from mezzotint.eval.fill import fill_random, prefill
 from mezzotint.eval.floor import decode_tiles, linear_layers, training_tiles
 from mezzotint.eval.memory import is_out_of_memory, storage_peak
-from mezzotint.eval.plots import plot_curves, write_csv
+from mezzotint.eval.plots import plot_speed
 from mezzotint.eval.products import product_flops
+from mezzotint.eval.report_files import flat, write_table
 from mezzotint.eval.results import ResultsFile
-from mezzotint.eval.speed import passes, sweep
+from mezzotint.eval.speed import sweep
+from mezzotint.eval.speed_cell import Rates
+from mezzotint.eval.speed_passes import block_decoder, passes
 from mezzotint.eval.subjects import Subject, build, preset_subject
-from mezzotint.eval.tables import cell_table, speed_table
+from mezzotint.eval.tables import cell_table
+from mezzotint.eval.tables_speed import speed_tables
 from mezzotint.eval.timing import Protocol, Sample, Timing, interleave, summarize
 from mezzotint.models.config import parameter_count, pass_flops, preset, ssd_flops_per_token, visible_pairs
 from mezzotint.models.denoiser import Denoiser
@@ -32,9 +37,9 @@ ONCE = Protocol(steps=2, seconds=0.0, least=2, warmups=1, warmup_seconds=0.0)
 
 @pytest.fixture
 def instant(monkeypatch):
-    """Two samples of everything, and no measuring of bandwidth."""
-    monkeypatch.setattr(speed_module, "QUICK", ONCE)
-    monkeypatch.setattr(speed_module, "read_bandwidth", lambda device: 1e10)
+    """Two samples of everything, and no measuring of rates."""
+    monkeypatch.setattr(speed_cell, "QUICK", ONCE)
+    monkeypatch.setattr(speed_module, "measure_rates", lambda device, dtype: Rates(1e10, 1e11))
 
 
 def tiny_subject(pattern: str) -> Subject:
@@ -86,63 +91,127 @@ def test_timed_passes_can_be_repeated_without_the_context_growing(pattern):
 
 def test_cells_of_a_sweep_are_written_resumed_and_reported(tmp_path, instant):
     subjects = [preset_subject("debug", "attention"), preset_subject("debug", "mamba")]
-    config = SpeedConfig(contexts=(64, 130), batches=(1, 2), quick=True)
+    config = SpeedConfig(contexts=(64, 258), batches=(1, 2), quick=True)
     cells = list_cells(subjects, config)
-    assert {cell.context for cell in cells} == {64, 128}, "contexts are whole blocks"
+    assert {cell.context for cell in cells} == {64, 256}, "contexts are whole blocks"
     fingerprints = {subject.name: subject.fingerprint for subject in subjects}
     with ResultsFile(tmp_path / "r.jsonl", subjects=fingerprints) as results:
         stopped = sweep(cells, results)
         next(stopped)
         stopped.close()
         rows = list(sweep(cells, results))
-    assert len(rows) == 8 and len((tmp_path / "r.jsonl").read_text().splitlines()) == 9
+    assert len(rows) == 9 and len((tmp_path / "r.jsonl").read_text().splitlines()) == 10
+    again = rows.pop()
+    assert again["identity"] == cells[0].identity | {"task": "speed/drift"}
+    assert again["values"]["drift"] == again["values"]["denoise_s"] / rows[0]["values"]["denoise_s"]
     for cell, row in zip(cells, rows):
-        values = row["values"]
-        assert row["status"] in ("ok", "noisy")
-        assert values["parameters"] == parameter_count(cell.subject.config)
-        assert values["weight_bytes"] == 4 * values["parameters"]
-        assert values["state_bytes"] == cell.state_bytes, "what is predicted is what is there"
-        assert values["peak_bytes"] > values["weight_bytes"] + values["state_bytes"]
-        expected = 8 * cell.batch / (3 * values["denoise_s"] + values["advance_s"])
-        assert values["tokens_per_s_4"] == pytest.approx(expected)
-        assert values["floor_s"] > values["floor_products_s"] > 0
+        check_cell(cell, row)
     by_cell = {(c.subject.name, c.batch, c.context): row["values"] for c, row in zip(cells, rows)}
-    mamba = [by_cell["debug-mamba", 1, context]["state_bytes"] for context in (64, 128)]
+    mamba = [by_cell["debug-mamba", 1, context]["state_bytes"] for context in (64, 256)]
     assert mamba[0] == mamba[1], "a Mamba state does not grow with the context"
-    attention = [by_cell["debug-attention", 1, context]["state_bytes"] for context in (64, 128)]
-    assert attention[1] - attention[0] == 64 * 2 * 64 * 4 * 4, "keys and values of 64 tokens in four layers"
-    table = speed_table(rows, steps=8)
-    assert table.count("\n| debug-") == 8
-    write_csv(rows, tmp_path / "r.csv")
+    attention = [by_cell["debug-attention", 1, context]["state_bytes"] for context in (64, 256)]
+    assert attention[1] - attention[0] == 192 * 2 * 64 * 4 * 4, "keys and values of 192 tokens in four layers"
+    text = speed_tables([*rows, again], steps=8)
+    assert text.count("\n| debug-") == 16 and "measured again last" in text
+    write_table(tmp_path / "r.csv", flat(rows))
     with (tmp_path / "r.csv").open() as file:
         assert [line["context"] for line in csv.DictReader(file)] == [str(cell.context) for cell in cells]
-    for path in plot_curves(rows, tmp_path, prefix="r"):
-        assert path.read_bytes().startswith(b"\x89PNG")
+    figures = plot_speed(rows, tmp_path, prefix="r")
+    assert [path.name for path in figures] == ["r-latency.png", "r-memory.png", "r-batches.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in figures)
+
+
+def check_cell(cell, row) -> None:
+    """Values of a measured cell hang together."""
+    values = row["values"]
+    assert row["status"] in ("ok", "noisy")
+    assert values["parameters"] == parameter_count(cell.subject.config)
+    assert values["weight_bytes"] == 4 * values["parameters"]
+    assert values["state_bytes"] == cell.state_bytes, "what is predicted is what is there"
+    assert values["peak_bytes"] > values["weight_bytes"] + values["state_bytes"]
+    assert cell.work_bytes > values["work_bytes"] / 2, "a prediction of the right size"
+    denoise, advance, commit = (values[f"{name}_s"] for name in ("denoise", "advance", "commit"))
+    assert values["tokens_per_s_4"] == pytest.approx(8 * cell.batch / (3 * denoise + advance))
+    assert values["tokens_per_s_apart_4"] == pytest.approx(8 * cell.batch / (4 * denoise + commit))
+    assert values["block_steps"] == 8
+    assert values["block_tokens_per_s"] == pytest.approx(8 * cell.batch / values["block_s"])
+    chunk = values["prefill_s"]
+    first = values.get("prefill_first_s", chunk)
+    assert ("prefill_first_s" in values) == (cell.context == 256), "at 64 tokens the first chunk is the last"
+    prefill = cell.context / min(cell.context, 128) * (first + chunk) / 2
+    assert values["prefill_total_s"] == pytest.approx(prefill)
+    assert values["first_block_16_s"] == pytest.approx(prefill + 16 * denoise)
+    assert values["floor_s"] > values["floor_products_s"] > 0 and values["floor_roofline_s"] > 0
+    assert values["floor_h200_s"] < values["floor_h100_s"] and values["floor_h100_fits"]
 
 
 def test_what_does_not_fit_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch, instant):
     subject = preset_subject("debug", "attention")
-    config = SpeedConfig(contexts=(64, 128, 2**40), quick=True)
+    config = SpeedConfig(contexts=(64, 128, 192, 2**40), quick=True, seed=1)
     measure = speed_module.measure_cell
 
-    def memory_runs_out(model, cell, *, bandwidth):
-        if cell.context == 128:
+    def memory_runs_out(model, cell, *, rates):
+        if cell.context >= 128:
             torch.empty(2**62, dtype=torch.uint8)
-        return measure(model, cell, bandwidth=bandwidth)
+        return measure(model, cell, rates=rates)
 
     monkeypatch.setattr(speed_module, "measure_cell", memory_runs_out)
-    cells = list_cells([subject], config)
+    cells = sorted(list_cells([subject], config), key=lambda cell: cell.context)
     with ResultsFile(tmp_path / "r.jsonl", subjects={subject.name: "f"}) as results:
-        rows = {row["identity"]["context"]: row for row in sweep(cells, results)}
-        assert len(list(sweep(cells, results))) == 3
+        rows = {row["identity"]["context"]: row for row in list(sweep(cells, results))[:-1]}
+        assert len(list(sweep(cells, results))) == 5
     assert rows[64]["status"] in ("ok", "noisy")
     assert rows[128]["status"] == "oom"
+    assert rows[192]["status"] == "skipped_predicted_oom" and "ran out of memory" in rows[192]["values"]["message"]
     assert rows[2**40]["status"] == "skipped_predicted_oom"
     assert rows[2**40]["values"]["needed_bytes"] > rows[2**40]["values"]["available_bytes"]
-    table = speed_table(list(rows.values()), steps=8)
-    assert "skipped_predicted_oom" in table and "| oom |" in table
-    plot_curves(list(rows.values()), tmp_path, prefix="r")
-    assert "does not fit" in cell_table(cells)
+    assert not rows[2**40]["values"]["floor_h100_fits"]
+    text = speed_tables(list(rows.values()), steps=8)
+    assert "skipped_predicted_oom" in text and "| oom |" in text
+    plot_speed(list(rows.values()), tmp_path, prefix="r")
+    dry = cell_table(cells, cells[:1], rate=1e11)
+    assert dry.count("does not fit") == 1 and "in all at least" in dry
+
+
+def test_the_largest_batch_is_found_by_doubling(tmp_path, monkeypatch, instant):
+    subject = preset_subject("debug", "mamba")
+    config = SpeedConfig(contexts=(64, 128), most_rows=64, quick=True)
+    cells = list_cells([subject], config)
+    assert [cell.batch for cell in cells[:7]] == [1, 2, 4, 8, 16, 32, 64]
+    monkeypatch.setattr(cells_module.Cell, "fits", lambda cell, loaded: cell.batch < 8)
+    for _ in range(2):
+        with ResultsFile(tmp_path / "r.jsonl", subjects={subject.name: "f"}) as results:
+            rows = list(sweep(cells, results))
+    found = [(row["identity"]["batch"], row["status"] in ("ok", "noisy")) for row in rows[:-1] if row]
+    assert found == [(1, True), (2, True), (4, True), (8, False)] * 2, "the first that does not fit ends the search"
+    assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 1 + 8 + 1
+
+
+def test_a_cell_is_the_same_in_another_process():
+    cells = list_cells([tiny_subject("AM")], SpeedConfig(contexts=(64,), batches=(2,), timeout=3, isolated=True))
+    again = Cell.from_dict(json.loads(json.dumps(cells[0].to_dict())))
+    assert again == cells[0] and again.identity == cells[0].identity
+
+
+@pytest.mark.parametrize("pattern", ("A", "M", "MMAM"))
+def test_a_timed_block_is_what_denoising_step_by_step_gives(pattern):
+    """Greedy, the surest first: one token a step of a block of four, the block before it committed in the first pass."""
+    config = tiny_config(pattern)
+    model = tiny_model(config)
+    state = fill_random(model.start(2, 20), length=16, generator=generator(4))
+    decode = block_decoder(model, state, steps=8, generator=generator(6))
+    assert decode.steps == 4
+    found = decode()
+    assert torch.equal(found, decode()) and state.length.tolist() == [16, 16]
+    _, after = decode.first()
+    canvas = torch.full((2, 4), config.mask_token_id)
+    for _ in range(4):
+        own = model.denoise(canvas, after).softmax(-1)
+        best, tokens = own.max(-1)
+        best[canvas != config.mask_token_id] = -1
+        rows, places = torch.arange(2), best.argmax(-1)
+        canvas[rows, places] = tokens[rows, places]
+    assert torch.equal(found, canvas)
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory():
@@ -229,6 +298,22 @@ def test_quantiles_and_noise():
     assert not Timing(p10=1.0, p50=1.2, p90=1.4, n=5, load=0.0, cpu=1.0).noisy
 
 
+@pytest.mark.parametrize(
+    ("walls", "samples"),
+    [
+        ([9, 8, 7, 3, 3, 3, 3.01, 3, 3], 9),  # the medians of the second and the third round agree
+        ([1, 1, 1, 1, 1, 1], 6),
+        ([1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6], 15),  # after five rounds it is timed as it is
+        ([1, 20], 2),  # a slow call is warm after one
+    ],
+)
+def test_warm_up_ends_when_two_medians_agree(monkeypatch, walls, samples):
+    left = iter(walls)
+    monkeypatch.setattr(timing, "_sample", lambda call, device, repeats: Sample(next(left), 0.0))
+    found = timing._warm_up(lambda: None, protocol=Protocol(warmup_seconds=10), device="cpu")
+    assert found.samples == samples and found.repeats == 1
+
+
 def test_interleaving_calls_each_equally_often_and_in_varying_order():
     seen: list[str] = []
     calls = {name: (lambda name=name: seen.append(name)) for name in "abc"}
@@ -245,6 +330,18 @@ def test_counts_of_tokens_are_read_and_wrong_ones_named():
             parse_counts(text)
 
 
+def test_bytes_are_read_in_both_units():
+    assert (parse_bytes("8G"), parse_bytes("8Gi"), parse_bytes("1.5GB"), parse_bytes("77")) == (
+        8 * 10**9,
+        8 * 2**30,
+        1_500_000_000,
+        77,
+    )
+    for text in ("8 tons", "", "-1G", "G"):
+        with pytest.raises(InputError, match="is no number of bytes"):
+            parse_bytes(text)
+
+
 def test_the_order_of_cells_is_drawn_once_and_for_all():
     subjects = [preset_subject("debug", "mamba")]
     config = SpeedConfig(contexts=tuple(64 * n for n in range(1, 20)))
@@ -255,8 +352,9 @@ def test_the_order_of_cells_is_drawn_once_and_for_all():
 
 def test_headroom_decides_what_fits(monkeypatch):
     cell = list_cells([tiny_subject("A")], SpeedConfig(contexts=(64,)))[0]
-    for available, fits in ((cell.needed_bytes, False), (int(cell.needed_bytes * 1.1), True)):
-        monkeypatch.setattr(cells_module, "available_bytes", lambda device, available=available: available)
+    needed = cell.needed_bytes + cell.work_bytes
+    for available, fits in ((needed, False), (int(needed * 1.1), True)):
+        monkeypatch.setattr(cells_module, "available_bytes", lambda device, limit, available=available: available)
         assert cell.fits(loaded=False) is fits
 
 
