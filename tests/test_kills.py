@@ -128,3 +128,28 @@ def test_full_disk_is_one_sentence_and_the_work_goes_on_later(tmp_path, text, to
     assert not list(tmp_path.rglob("*.partial"))
     assert run("full") == run("straight") == 0
     assert contents(tmp_path / "full") == contents(tmp_path / "straight")
+
+
+def test_disk_that_fills_up_later_keeps_what_is_whole(tmp_path, text, tokenizer, capsys, monkeypatch):
+    options = ["--tokenizer", tokenizer, "--heldout", "0.3", "--shard-mb", "0.002", "--workers", "1"]
+
+    def run(out):
+        return main(["prepare", "--input", text, *options, "--out", str(tmp_path / out)])
+
+    calls, fsync = [], os.fsync
+
+    def full_from_the_thirteenth(fd):
+        calls.append(fd)
+        if len(calls) > 12:
+            raise OSError(28, "No space left on device")
+        fsync(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full_from_the_thirteenth)
+        assert run("full") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "cannot be written (No space left on device)" in said
+    assert not list(tmp_path.rglob("*.partial"))
+    assert list((tmp_path / "full" / "progress").iterdir())
+    assert run("full") == run("straight") == 0
+    assert contents(tmp_path / "full") == contents(tmp_path / "straight")

@@ -134,6 +134,19 @@ def test_interrupted_run_goes_on_and_ends_the_same(tmp_path, tokenizer, monkeypa
     assert not (tmp_path / "stopped" / "progress").exists()
 
 
+def test_parts_of_a_version_that_kept_no_position_are_made_again(tmp_path, tokenizer, monkeypatch):
+    prepare(config_of(tmp_path, tokenizer, "straight"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("mezzotint.data.prepare._write_manifests", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        prepare(config_of(tmp_path, tokenizer, "old"))
+    for path in (tmp_path / "old" / "progress").iterdir():
+        content = json.loads(path.read_text())
+        del content["position"]
+        path.write_text(json.dumps(content))
+    prepare(config_of(tmp_path, tokenizer, "old"))
+    assert contents(tmp_path / "old") == contents(tmp_path / "straight")
+
+
 def test_finished_run_returns_at_once(tmp_path, tokenizer, monkeypatch):
     before = prepare(config_of(tmp_path, tokenizer, "out"))
     monkeypatch.setattr("mezzotint.data.prepare._write_parts", None)

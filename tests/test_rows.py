@@ -3,7 +3,6 @@
 import os
 import tempfile
 import weakref
-from functools import lru_cache
 from pathlib import Path
 from unittest import mock
 
@@ -13,8 +12,8 @@ from data_support import write_prepared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mezzotint.data import maps
 from mezzotint.data.errors import InputError
+from mezzotint.data.maps import OPEN_FILES
 from mezzotint.data.rows import RowSource
 from mezzotint.data.spans import STEP
 
@@ -133,14 +132,13 @@ def test_row_no_multiple_of_the_block():
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files are counted in /proc")
-def test_more_shards_than_files_may_be_open(tmp_path, monkeypatch):
+def test_more_shards_than_files_may_be_open(tmp_path):
     """Each mapped file holds a descriptor; a process has some 1024 of them."""
-    folder = write_prepared(tmp_path, [[[10 + n % 80, 11, 12, EOS]] for n in range(120)])
-    monkeypatch.setattr("mezzotint.data.maps._mapped", lru_cache(maxsize=16)(maps._mapped.__wrapped__))
+    folder = write_prepared(tmp_path, [[[10 + n % 80, 11, 12, EOS]] for n in range(OPEN_FILES)])
     source = RowSource(folder, 8, 4)
     assert [source[n].tokens[0] for n in range(len(source))] == [10 + 2 * n % 80 for n in range(len(source))]
     held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_is_open(fd)]
-    assert sum(str(tmp_path) in path for path in held) <= 16
+    assert sum(str(tmp_path) in path for path in held) <= OPEN_FILES
 
 
 def fd_is_open(fd: str) -> bool:
