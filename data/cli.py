@@ -1,7 +1,6 @@
 """How every command ends on bad input: one sentence on standard error and exit code 2, never a traceback."""
 
 import errno
-import os
 import sys
 from collections.abc import Callable
 
@@ -28,8 +27,7 @@ def run_command(command: Callable[[], int | None], *also: type[Exception]) -> in
     except KeyboardInterrupt:
         print("interrupted: run the same command again to go on", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of a pipe has seen enough; what is still in the buffer goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except BrokenPipeError:
         return 141
     except OSError as error:
         if error.filename is not None:
