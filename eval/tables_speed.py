@@ -48,16 +48,12 @@ def latency_table(rows: list[dict], *, steps: int) -> str:
         rates = ["-", "-"]
         if "denoise_s" in values:
             measured = [
-                f"{values['denoise_s'] * 1e3:.2f}",
-                f"{values['denoise_p10_s'] * 1e3:.2f} to {values['denoise_p90_s'] * 1e3:.2f}",
-                f"{values['commit_s'] * 1e3:.2f}",
-                f"{values['advance_s'] * 1e3:.2f}",
-                f"{values['floor_s'] * 1e3:.2f}",
+                _number(values["denoise_s"] * 1e3),
+                f"{_number(values['denoise_p10_s'] * 1e3)} to {_number(values['denoise_p90_s'] * 1e3)}",
+                *(_number(values[f"{name}_s"] * 1e3) for name in ("commit", "advance", "floor")),
                 f"{values['denoise_s'] / values['floor_s']:.2f}",
             ]
-            rates = [f"{values[f'tokens_per_s_{steps}']:.1f}", "-"]
-        if "block_tokens_per_s" in values:
-            rates[1] = f"{values['block_tokens_per_s']:.1f}"
+            rates = [_number(values[f"tokens_per_s_{steps}"]), _number(values.get("block_tokens_per_s"))]
         lines.append(_line(_names(row) + measured + _card_floors(values) + rates + [row["status"]]))
     return "\n".join(lines)
 
@@ -71,14 +67,13 @@ def memory_table(rows: list[dict]) -> str:
     ]
     for row in rows:
         values = row["values"]
-        known = [f"{values['parameters'] / 1e6:.1f}M", f"{values['weight_bytes'] / GB:.3f}"]
-        known += [f"{values['state_bytes'] / GB:.4f}"]
         peak = values.get("peak_bytes", values["needed_bytes"])
-        known += [f"{peak / GB:.3f}", f"{peak / GIB:.3f}"]
+        known = [f"{values['parameters'] / 1e6:.1f}M", _number(values["weight_bytes"] / GB)]
+        known += [_number(values["state_bytes"] / GB), _number(peak / GB), _number(peak / GIB)]
         known += [_giga(values, "process_{}_peak_bytes", "allocated_{}_peak_bytes", part) for part in PARTS]
         rest = ["-", "-"]
         if "prefill_tokens_per_s" in values:
-            rest = [f"{values['prefill_tokens_per_s']:.0f}", f"{values['first_block_8_s']:.2f}"]
+            rest = [_number(values["prefill_tokens_per_s"]), _number(values["first_block_8_s"])]
         lines.append(_line(_names(row) + known + rest + [row["status"]]))
     return "\n".join(lines)
 
@@ -203,7 +198,10 @@ def _over(top: float | None, bottom: float | None) -> float | None:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    """Four digits, whole above a thousand."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _names(row: dict) -> list[str]:
@@ -216,14 +214,14 @@ def _card_floors(values: dict) -> list[str]:
     cells = []
     for card in CARDS:
         name = f"floor_{card.name.lower()}"
-        shown = f"{values[f'{name}_s'] * 1e3:.3f}" if f"{name}_s" in values else "-"
+        shown = _number(values[f"{name}_s"] * 1e3) if f"{name}_s" in values else "-"
         cells.append(shown if values.get(f"{name}_fits", True) else f"({shown})")
     return cells
 
 
 def _giga(values: dict, process: str, allocated: str, part: str) -> str:
     count = values.get(process.format(part), values.get(allocated.format(part)))
-    return "-" if count is None else f"{count / GB:.3f}"
+    return _number(None if count is None else count / GB)
 
 
 def _line(cells: list[str]) -> str:
