@@ -33,10 +33,13 @@ def ending(folder: Path, ranks: Ranks) -> Iterator[Ending]:
     """Hold the run folder inside the `with` and write its outcome behind it; the main rank does, for all.
 
     A start that is refused before anything was written leaves no folder behind. A process that dies leaves no outcome.
+    Ranks that come to an end together leave together, when the outcome is written: a launcher kills the others as soon
+    as one has left with a code that is not 0.
     """
     end = Ending()
     if not ranks.main:
         yield end
+        ranks.barrier()
         return
     fresh = not folder.exists()
     with lock.hold(folder):
@@ -53,3 +56,4 @@ def ending(folder: Path, ranks: Ranks) -> Iterator[Ending]:
             outcome.write(folder, code=outcome.CRASHED, step=end.step, reason=f"{type(error).__name__}: {error}")
             raise
         outcome.write(folder, code=end.code, step=end.step, reason=end.reason)
+        ranks.barrier()

@@ -40,8 +40,8 @@ def train(config: TrainConfig, *, profile: bool = False) -> int:
     ranks, folder = join(), Path(config.run)
     torch.set_flush_denormal(True)  # saturated softmaxes leave gradients of 1e-40: CPU steps took four times as long
     with ExitStack() as stack:
+        stop = stack.enter_context(StopSignal(folder))  # outermost: launchers signal ranks that are only leaving, too
         end = stack.enter_context(ending(folder, ranks))
-        stop = stack.enter_context(StopSignal(folder))
         dog = Watchdog(folder, rank=ranks.rank, world=ranks.world, limit=config.guard.hang_seconds)
         run = start(make_plan(config), ranks, stop, dog)
         stack.enter_context(closing(run.engine))
@@ -62,9 +62,7 @@ def train(config: TrainConfig, *, profile: bool = False) -> int:
         meter = stack.enter_context(closing(Meter(run, first)))
         if due and not validate(run, meter, first):
             return stopped(run, first, end)
-        code = train_from(run, first, meter, rows, steps, end)
-        ranks.barrier()  # nobody leaves while another still needs the group
-        return code
+        return train_from(run, first, meter, rows, steps, end)
 
 
 def train_from(run: Run, first: int, meter: Meter, rows: Iterator[Batch], steps: Steps, end: Ending) -> int:
