@@ -13,7 +13,7 @@ help:
 	@echo "make demo      prepare a corpus, train three denoisers, decode, measure, export: runs/demo/report.md (12 minutes, 2 cores)"
 	@echo "make test      the tests (10 minutes, 2 cores);  make test-all adds the slow ones (80 minutes)"
 	@echo "make check     format, lint, types"
-	@echo "make bench     training and denoising steps beside their floor;  make gpu checks and times a CUDA machine"
+	@echo "make bench     loader and tokenizer; training and denoising steps beside their floor;  make gpu: a CUDA machine"
 	@echo "make clean     removes runs/ and .venv"
 
 install: $(STAMP)
@@ -43,6 +43,7 @@ format: install
 	$(BIN)/ruff check --fix .
 
 bench: install
+	$(BIN)/python -m mezzotint.eval.bench_data
 	$(BIN)/python -m mezzotint.eval.bench
 
 gpu: install
