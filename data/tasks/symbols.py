@@ -45,7 +45,8 @@ class Mqar:
     """Multi-query associative recall (Arora et al. 2023): pairs of key and value in filler, then keys asked in turn.
 
     Of several queries the first asks for the pair at the depth; pairs are asked again where there are more queries.
-    noise: random filler; else one symbol over and over. symbols: of the vocabulary that are used, 0 for up to 8192.
+    queries 0: as many as fill half of the prompt, which teaches fastest. noise: random filler; else one symbol over and
+    over. symbols: of the vocabulary that are used, 0 for up to 8192.
     """
 
     name: str = "mqar"
@@ -56,11 +57,11 @@ class Mqar:
     noise: bool = False
 
     def __post_init__(self) -> None:
-        if self.pairs < 1 or self.queries < 1:
-            raise InputError(f"{self.name}: {self.pairs} pairs, {self.queries} queries; give 1 or more of each")
+        if self.pairs < 1:
+            raise InputError(f"{self.name}: pairs is {self.pairs}; give 1 or more")
 
     def minimum(self, vocabulary: Vocabulary) -> int:
-        return 2 * self.pairs + 2 * self.queries + 2
+        return 2 * self.pairs + 2 * self.queries + 2 if self.queries else 4 * self.pairs + 4
 
     def lay(self, order: Order) -> Sample:
         signs = alphabet(order.vocabulary, self.symbols, task=self.name)
@@ -69,7 +70,8 @@ class Mqar:
         keys = signs.keys[list(islice(order.draws.part("keys").distinct(len(signs.keys)), self.pairs))]
         drawn = order.draws.part("values").distinct(len(signs.values))
         values = signs.values[list(islice(drawn, self.pairs))]
-        asked = self._asked(order)
+        queries = self.queries or order.length // 4
+        asked = self._asked(order, queries)
         target = np.stack([keys[asked], values[asked]], axis=1).flatten().tolist()
         context = order.length - len(target) - 1
         tokens = _filler(signs, context, noise=self.noise, draws=order.draws.part("filler"))
@@ -80,8 +82,8 @@ class Mqar:
             task=self.name,
             tokens=tokens.tolist(),
             target=[*target, order.vocabulary.eos_id],
-            given=[True, False] * self.queries + [False],
-            spans=[(2 * n + 1, 2 * n + 2) for n in range(self.queries)],
+            given=[True, False] * queries + [False],
+            spans=[(2 * n + 1, 2 * n + 2) for n in range(queries)],
             room=len(target) + 1,
             depth=order.depth,
             kind="symbols",
@@ -90,12 +92,12 @@ class Mqar:
             choices=len(signs.values),
         )
 
-    def _asked(self, order: Order) -> list[int]:
+    def _asked(self, order: Order, queries: int) -> list[int]:
         """The pair of each query: pair 0, then all others in random order, then again."""
         draws = order.draws.part("queries")
         first = [0, *(1 + draws.order(self.pairs - 1)).tolist()]
-        more = draws.many_below(self.pairs, max(0, self.queries - self.pairs)).tolist()
-        return [*first, *more][: self.queries]
+        more = draws.many_below(self.pairs, max(0, queries - self.pairs)).tolist()
+        return [*first, *more][:queries]
 
     def _places(self, order: Order, context: int) -> list[int]:
         """Where each pair starts, none over another: pair 0 at the depth, the others anywhere."""
