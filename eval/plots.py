@@ -30,42 +30,59 @@ MEMORY = Quantity("peak_bytes", 1 / GB, "peak memory, GB (10^9 bytes)", needed="
 
 
 def plot_speed(rows: list[dict], folder: Path, *, prefix: str) -> list[Path]:
-    """Write the figures that rows of speed tasks allow: PREFIX-latency.png, -memory.png, -batches.png, -prompts.png.
+    """Write the figures of `speed_figures` as PREFIX-NAME.png; returns their paths."""
+    written = []
+    for name, paint in speed_figures(rows).items():
+        written.append(folder / f"{prefix}-{name}.png")
+        paint(written[-1])
+    return written
+
+
+def speed_figures(rows: list[dict]) -> dict[str, Callable[[Path], None]]:
+    """The figures that rows of speed tasks allow, by name: latency, memory, batches, prompts; each writes a path.
 
     Against context there is one line a (model, mode), of the smallest batch. The measured floor is dashed in the model's
     colour. A cell that did not fit is a cross: at the bytes it needs in the figure of memory, on the upper edge of the axes
-    in that of latency. Returns their paths.
+    in that of latency.
     """
-    written = []
+    figures: dict[str, Callable[[Path], None]] = {}
     cells = [row for row in rows if row["identity"]["task"] == "speed"]
     if cells:
         least = min(row["identity"]["batch"] for row in cells)
         single = [row for row in cells if row["identity"]["batch"] == least]
-        for name, quantity in (("latency", LATENCY), ("memory", MEMORY)):
-            path = folder / f"{prefix}-{name}.png"
-            draw(path, lambda axes, quantity=quantity: _against_context(axes, single, quantity, rows_=least))
-            written.append(path)
-    sweeps = [row for row in cells if len({r["identity"]["batch"] for r in cells if _same_run(r, row)}) > 1]
+        figures["latency"] = lambda path: draw(path, lambda axes: _against_context(axes, single, LATENCY, batch=least))
+        figures["memory"] = lambda path: draw(path, lambda axes: _against_context(axes, single, MEMORY, batch=least))
+    sweeps = [row for row in cells if len({other["identity"]["batch"] for other in cells if _same_run(other, row)}) > 1]
     if any("denoise_s" in row["values"] for row in sweeps):
-        written.append(folder / f"{prefix}-batches.png")
-        draw(written[-1], lambda axes: _against_batch(axes, sweeps))
+        figures["batches"] = lambda path: draw(path, lambda axes: _against_batch(axes, sweeps))
     prompts = [row for row in rows if row["identity"]["task"] == "speed/prefill" and row["status"] == "ok"]
     if prompts:
-        written.append(folder / f"{prefix}-prompts.png")
-        draw(written[-1], lambda *axes: _prompts(axes, prompts), panels=2)
-    return written
+        figures["prompts"] = lambda path: draw(path, lambda *axes: _prompts(axes, prompts), panels=2)
+    return figures
 
 
-def draw(path: Path, paint: Callable[..., None], *, panels: int = 1, size: tuple[float, float] = (7, 4.5)) -> None:
-    """Call `paint` with the axes of a new figure of `panels` side by side, and write it as PNG."""
+def draw(
+    path: Path,
+    paint: Callable[..., None],
+    *,
+    panels: int = 1,
+    columns: int = 3,
+    size: tuple[float, float] = (7, 4.5),
+) -> None:
+    """Call `paint` with the axes of a new figure of `panels`, `columns` side by side at most, and write it as PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, panels, figsize=(size[0] * panels, size[1]), layout="constrained", squeeze=False)
+    wide = min(panels, columns)
+    high = -(-panels // wide)
+    figsize = (size[0] * wide, size[1] * high)
+    figure, axes = pyplot.subplots(high, wide, figsize=figsize, layout="constrained", squeeze=False)
     try:
-        paint(*axes[0])
+        paint(*axes.flat[:panels])
+        for unused in axes.flat[panels:]:
+            unused.set_visible(False)
         stream = io.BytesIO()
         figure.savefig(stream, format="png", dpi=130)
     finally:
@@ -73,7 +90,7 @@ def draw(path: Path, paint: Callable[..., None], *, panels: int = 1, size: tuple
     write_bytes(path, stream.getvalue())
 
 
-def _against_context(axes, rows: list[dict], quantity: Quantity, *, rows_: int) -> None:
+def _against_context(axes, rows: list[dict], quantity: Quantity, *, batch: int) -> None:
     for i, (name, cells) in enumerate(_lines(rows)):
         color = f"C{i % 10}"
         axes.plot(*_points(cells, quantity.value, quantity.scale), "o-", color=color, label=name)
@@ -89,7 +106,7 @@ def _against_context(axes, rows: list[dict], quantity: Quantity, *, rows_: int) 
         else:  # spread sideways by model, so that crosses of two models at one context stay apart
             places = [cell["identity"]["context"] * 1.06**i for cell in lost]
             axes.plot(places, [0.97] * len(lost), "x", transform=axes.get_xaxis_transform(), **cross)
-    axes.set(xscale="log", yscale="log", xlabel=f"context, tokens (batch {rows_})", ylabel=quantity.label)
+    axes.set(xscale="log", yscale="log", xlabel=f"context, tokens (batch {batch})", ylabel=quantity.label)
     _finish(axes, sorted({row["identity"]["context"] for row in rows}))
 
 
@@ -132,7 +149,7 @@ def _prompts(axes: tuple, rows: list[dict]) -> None:
 def _finish(axes, counts: list[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [short_count(count) for count in counts])
-    axes.minorticks_off()
+    axes.xaxis.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
 
