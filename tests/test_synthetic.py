@@ -16,7 +16,7 @@ from mezzotint.data.errors import InputError
 from mezzotint.data.rows import RowSource
 from mezzotint.data.synthetic import SyntheticConfig, mixture_of, synthesize
 from mezzotint.data.tasks.catalog import HELDOUT, TEST, TRAIN, make_sample, named, parse_task
-from mezzotint.data.tasks.mixture import parse_item
+from mezzotint.data.tasks.mixture import STAGE_STEP, parse_item
 from mezzotint.data.tasks.vocabulary import Vocabulary
 from mezzotint.data.tasks.wording import wording, write_tokenizer
 from mezzotint.data.tokenizer import load_tokenizer
@@ -160,27 +160,32 @@ def _answer_start(document: list[int], words: Vocabulary) -> int:
 
 
 def test_training_held_out_and_test_samples_have_no_key_in_common(words):
-    """By construction the purpose is part of every key; and so no prompt of one is one of another."""
+    """By construction: the purpose is part of every key. Where all else is equal, questions and answers differ."""
     mixture = mixture_of(config(Path("unused"), tasks=("mqar:pairs=4",), row_length=128))
-    prompts = {
-        split: {tuple(document) for n in range(200) for document in mixture.row(split, n, words)}
+    asked = 2 * 8 + 1  # tokens of questions, answers and <eos>: they do not depend on the depth
+    rows = range(200)
+    seen = {
+        split: {tuple(document[-asked:]) for n in rows for document in mixture.row(split, n, words)}
         for split in (TRAIN, HELDOUT)
     }
-    tests = set()
-    for index in range(200):
-        for length in range(113, 129):
-            found = make_sample(
+    test = {
+        tuple(
+            make_sample(
                 parse_task("mqar:pairs=4"),
                 length=length,
                 seed=0,
-                index=index,
+                index=STAGE_STEP + number * 128,
                 depth=0.5,
                 vocabulary=words,
                 exact=True,
-            )
-            tests.add(tuple(found.tokens + found.target))
-    assert len(prompts[TRAIN]) == len(prompts[HELDOUT]) == 200
-    assert not prompts[TRAIN] & prompts[HELDOUT] and not (prompts[TRAIN] | prompts[HELDOUT]) & tests
+                purpose=TEST,
+            ).target
+        )
+        for number in rows
+        for length in range(113, 129)
+    }
+    assert len(seen[TRAIN]) == len(seen[HELDOUT]) == 200 and len(test) == 200 * 16
+    assert not seen[TRAIN] & seen[HELDOUT] and not (seen[TRAIN] | seen[HELDOUT]) & test
     assert len({TRAIN, HELDOUT, TEST}) == 3
     with pytest.raises(AssertionError):
         next(mixture.row(TEST, 0, words))
