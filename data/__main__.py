@@ -81,9 +81,9 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 def _synthetic(options: argparse.Namespace) -> None:
-    from mezzotint.data import synthetic
+    from mezzotint.data.synthetic_command import run
 
-    synthetic.run(options)
+    run(options)
 
 
 def _adopt(options: argparse.Namespace) -> None:

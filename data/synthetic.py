@@ -1,24 +1,13 @@
-"""Owns `mezzotint-data synthetic`: training text of retrieval tasks as a prepared folder, made in processes, resumed."""
+"""Owns training text of retrieval tasks as a prepared folder: made by parts, resumed by parts, the same bytes always."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import multiprocessing
 import os
-import re
-import signal
 import tempfile
-import threading
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mezzotint.data.errors import InputError
 from mezzotint.data.files import write_bytes
@@ -26,6 +15,7 @@ from mezzotint.data.manifest import Manifest, read_manifest
 from mezzotint.data.prepare import Prepared, tokenizer_name
 from mezzotint.data.shards import ShardWriter, token_dtype
 from mezzotint.data.sources import Position
+from mezzotint.data.synthetic_rows import Job, make_all
 from mezzotint.data.tasks.catalog import HELDOUT, TRAIN
 from mezzotint.data.tasks.keyed import FORMAT
 from mezzotint.data.tasks.mixture import Mixture, parse_item
@@ -160,7 +150,7 @@ def _write_parts(
 
     plan = _plan(counts, config.row_length)
     step = max(1, JOB_TOKENS // config.row_length)
-    jobs = [
+    jobs: list[Job] = [
         (number, split, first, min(first + step, end))
         for number, (split, start, end) in enumerate(plan)
         if number >= len(parts)
@@ -170,7 +160,7 @@ def _write_parts(
     total = sum(counts.values()) * config.row_length
     done = sum((end - start) * config.row_length for _, start, end in plan[: len(parts)])
     copy = space.folders[TRAIN] / tokenizer_name(tokenizer)
-    made = _make_all(jobs, mixture, str(copy), config.text, _workers(config))
+    made = make_all(jobs, mixture, str(copy), config.text, _workers(config))
     with tqdm(total=total, initial=done, unit="tok", unit_scale=True, desc="making", disable=None) as bar:
         for number, of_part in itertools.groupby(made, key=lambda job: job[0]):
             split, _, end = plan[number]
@@ -185,64 +175,6 @@ def _write_parts(
                 raise
             parts.append(Part(info.documents, Position(0, end), {split: info}))
             space.add(number, parts[-1])
-
-
-Job = tuple[int, str, int, int]  # part, split, first row, one past the last
-
-
-def _make_all(
-    jobs: list[Job], mixture: Mixture, tokenizer: str, text: str, workers: int
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """(part, tokens, sizes) of every job in order, made by `workers` processes (1: this one)."""
-    if workers == 1 or len(jobs) < 2:
-        _start(tokenizer, text, child=False)
-        yield from (_make(mixture, job) for job in jobs)
-        return
-    context = multiprocessing.get_context("spawn")  # fork would copy the threads of whoever calls
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(tokenizer, text))
-    pending: deque[Future[tuple[int, np.ndarray, np.ndarray]]] = deque()
-    try:
-        for job in jobs:
-            pending.append(pool.submit(_make, mixture, job))
-            if len(pending) > 2 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    except BrokenProcessPool as error:
-        raise InputError(
-            "a worker process died, perhaps for lack of memory: run the same command again, with fewer --workers"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-_vocabulary: Vocabulary | None = None  # of a worker process, opened once when it starts
-
-
-def _start(tokenizer: str, text: str, child: bool = True) -> None:
-    global _vocabulary
-    if child:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is answered by the parent, once
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process a core already
-    _vocabulary = Vocabulary.load(tokenizer, text=text)
-
-
-def _end_with_parent() -> None:
-    """A killed parent cannot say so, and the queue would wait for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _make(mixture: Mixture, job: Job) -> tuple[int, np.ndarray, np.ndarray]:
-    number, split, first, end = job
-    assert _vocabulary is not None
-    documents = [document for row in range(first, end) for document in mixture.row(split, row, _vocabulary)]
-    sizes = np.array([len(document) for document in documents], dtype=np.int32)
-    tokens = np.fromiter((token for document in documents for token in document), dtype=np.int32, count=sizes.sum())
-    return number, tokens, sizes
 
 
 def _manifest(config: SyntheticConfig, tokenizer: Tokenizer, folder: Path, split: str, parts: list[Part]) -> Manifest:
@@ -266,39 +198,3 @@ def _workers(config: SyntheticConfig) -> int:
     if config.tokens < SMALL:
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def run(options: argparse.Namespace) -> None:
-    """The command, once its options are read."""
-    done = synthesize(
-        SyntheticConfig(
-            tokenizer=options.tokenizer,
-            out=options.out,
-            tasks=tuple(options.task),
-            tokens=_count(options.tokens),
-            row_length=options.row_length,
-            block=options.block,
-            seed=options.seed,
-            heldout=options.heldout,
-            stage=_stage(options.stage),
-            text=options.text,
-            workers=options.workers,
-        )
-    )
-    for manifest in (done.train, done.heldout):
-        if manifest is not None:
-            print(f"{manifest.folder}: {manifest.tokens:,} tokens in {manifest.documents:,} documents")
-
-
-def _count(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([km]?)", text.strip().lower())
-    if match is None:
-        raise InputError(f"--tokens is {text!r}: write for example 500k or 8m")
-    return int(match[1]) * {"": 1, "k": 2**10, "m": 2**20}[match[2]]
-
-
-def _stage(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-    if match is None:
-        raise InputError(f"--stage is {text!r}: write for example 1/3")
-    return int(match[1]), int(match[2])

@@ -17,7 +17,8 @@ from mezzotint.eval.cells import DTYPES
 from mezzotint.eval.memory import available_bytes, is_out_of_memory
 from mezzotint.eval.results import ResultsFile
 from mezzotint.eval.retrieval_model import Answering, Scored, score_batch
-from mezzotint.eval.retrieval_plan import Cell, build_variant, positions
+from mezzotint.eval.retrieval_plan import Cell
+from mezzotint.eval.retrieval_subjects import build_variant, positions
 from mezzotint.eval.scoring import mark_symbols, mark_text
 from mezzotint.eval.subjects import Subject
 from mezzotint.models.denoiser import Denoiser

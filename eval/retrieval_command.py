@@ -15,15 +15,8 @@ from mezzotint.eval.intervals import mean_and_error, percent, wilson
 from mezzotint.eval.memory import both_units
 from mezzotint.eval.results import ResultsFile
 from mezzotint.eval.retrieval import sweep
-from mezzotint.eval.retrieval_plan import (
-    Cell,
-    RetrievalConfig,
-    has_rope,
-    list_cells,
-    product_rate,
-    scaled,
-    training_length,
-)
+from mezzotint.eval.retrieval_plan import Cell, RetrievalConfig, list_cells, product_rate
+from mezzotint.eval.retrieval_subjects import has_rope, scaled, training_length
 from mezzotint.eval.subjects import Subject, release_subject
 from mezzotint.models.errors import InputError
 

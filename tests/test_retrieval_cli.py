@@ -19,7 +19,7 @@ from mezzotint.data.tokenizer import load_tokenizer
 from mezzotint.eval import retrieval, retrieval_plan
 from mezzotint.eval.__main__ import main
 from mezzotint.eval.intervals import mean_and_error, percent, wilson
-from mezzotint.eval.retrieval_plan import build_variant, scaled, training_length, vocabulary_of
+from mezzotint.eval.retrieval_subjects import build_variant, scaled, training_length, vocabulary_of
 from mezzotint.eval.subjects import release_subject
 from mezzotint.models.config import preset
 from mezzotint.models.denoiser import Denoiser

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rule_model import RuleModel
 
-from mezzotint.data import synthetic
+from mezzotint.data import synthetic, synthetic_rows
 from mezzotint.data.__main__ import main
 from mezzotint.data.errors import InputError
 from mezzotint.data.rows import RowSource
@@ -59,7 +59,7 @@ def test_workers_change_nothing(tmp_path, small_parts):
 @pytest.mark.parametrize("jobs", [1, 5, 17])
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path, small_parts, monkeypatch, jobs):
     synthesize(config(tmp_path / "whole", heldout=0.2))
-    real, made = synthetic._make, Counter()
+    real, made = synthetic_rows._make, Counter()
 
     def dying(mixture, job):
         made["jobs"] += 1
@@ -67,12 +67,12 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, small_parts, monkeypa
             raise KeyboardInterrupt
         return real(mixture, job)
 
-    monkeypatch.setattr(synthetic, "_make", dying)
+    monkeypatch.setattr(synthetic_rows, "_make", dying)
     with pytest.raises(KeyboardInterrupt):
         synthesize(config(tmp_path / "cut", heldout=0.2))
     assert not (tmp_path / "cut" / "train" / "manifest.json").exists()
     made.clear()
-    monkeypatch.setattr(synthetic, "_make", lambda *job: (made.update(jobs=1), real(*job))[1])
+    monkeypatch.setattr(synthetic_rows, "_make", lambda *job: (made.update(jobs=1), real(*job))[1])
     synthesize(config(tmp_path / "cut", heldout=0.2))
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
     assert made["jobs"] == 20 - jobs // 4 * 4  # of four a part; whole parts are not made again
