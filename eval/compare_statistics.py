@@ -36,9 +36,9 @@ def paired_shares(both: int, only_a: int, only_b: int, neither: int, *, confiden
     share_a, share_b = a / n, b / n
     (low_a, high_a), (low_b, high_b) = (wilson(right, n, confidence=confidence) for right in (a, b))
     product = a * (n - a) * b * (n - b)
-    excess = both * neither - only_a * only_b
+    excess = float(both * neither - only_a * only_b)
     if excess > 0:
-        excess = max(excess - n / 2, 0)
+        excess = max(excess - n / 2, 0.0)
     phi = excess / math.sqrt(product) if product else 0.0
     difference = share_a - share_b
     below = _joined(share_a - low_a, high_b - share_b, phi)

@@ -96,7 +96,11 @@ def _storage_id(tensor: torch.Tensor) -> int:
 
 
 def storage_peak(call: Callable[[], object]) -> int:
-    """Most bytes of new tensors alive at one time while `call` runs once (its result included)."""
+    """Most bytes of new tensors alive at one time while `call` runs once (its result included).
+
+    Not in inference mode: operations that are made of others then hide what they hold on the way.
+    """
+    assert not torch.is_inference_mode_enabled(), "the count would leave out temporaries"
     with StoragePeak() as counter:
         result = call()
     del result

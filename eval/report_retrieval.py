@@ -124,7 +124,7 @@ def sections(rows: list[dict]) -> list[Section]:
     """One section a setting: everything that makes rows comparable, subjects and lengths within."""
     found = grouped(rows, lambda row: without(row["identity"], "subject", *CELL))
     names = [_setting_name(group) for group in found.values()]
-    out = []
+    out: list[Section] = []
     for group, name in zip(found.values(), names):
         number = names[: len(out) + 1].count(name)
         out.append(_section(group, name=name if number == 1 else f"{name} ({number})"))
@@ -202,18 +202,21 @@ def _cells(s: Stats) -> list[str]:
 def length_curves(axes, found: list[Stats]) -> None:
     """Accuracy against length, in multiples of the training length where all say theirs; the needle removed is dashed."""
     multiples = all(s.multiple is not None for s in found if s.n)
+
+    def place(s: Stats) -> float:
+        return s.multiple if multiples and s.multiple is not None else s.length
+
     for i, subject in enumerate(sorted({s.subject for s in found})):
         for needle, style in ((True, "o-"), (False, "s--")):
             own = [s for s in found if s.subject == subject and s.needle == needle and s.n]
             if not own:
                 continue
-            places = [s.multiple if multiples else s.length for s in own]
             bounds = [wilson(s.correct, s.n) for s in own]
             below = [max(0.0, s.share - low) for s, (low, _) in zip(own, bounds)]
             above = [max(0.0, high - s.share) for s, (_, high) in zip(own, bounds)]
             label = subject if needle else f"{subject}, needle removed"
             axes.errorbar(
-                places, [s.share for s in own], yerr=[below, above], fmt=style, color=f"C{i % 10}", label=label, capsize=2,
+                [place(s) for s in own], [s.share for s in own], yerr=[below, above], fmt=style, color=f"C{i % 10}", label=label, capsize=2,
                 linewidth=1.5 if needle else 1, markersize=4,
             )  # fmt: skip
     numbers = {s.n for s in found if s.n}
@@ -221,8 +224,8 @@ def length_curves(axes, found: list[Stats]) -> None:
     unit = "training lengths" if multiples else "tokens"
     axes.set(xlabel=f"length, {unit} ({count}, 95% Wilson)", ylabel="correct", ylim=(-0.03, 1.03))
     axes.set_xscale("log", base=2)
-    places = sorted({s.multiple if multiples else s.length for s in found if s.n})
-    axes.set_xticks(places, [f"{place:g}x" if multiples else short_count(place) for place in places])
+    places = sorted({place(s) for s in found if s.n})
+    axes.set_xticks(places, [f"{at:g}x" if multiples else short_count(int(at)) for at in places])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

@@ -123,7 +123,7 @@ def _attempt(cell: Cell, model: Denoiser | None, rates: Rates) -> tuple[str, dic
     return ("noisy" if values.pop("noisy") else "ok"), values
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def check_fill(cell: Cell, *, chunk: int) -> dict:
     """Denoising on a really prefilled state against a randomly filled one, at the cell's context: times and bytes."""
     torch.set_num_threads(cell.speed.threads)

@@ -62,7 +62,7 @@ def measure_alone(cell: Mapping[str, Any], rates: Mapping[str, float]) -> tuple[
     return ("noisy" if values.pop("noisy") else "ok"), values
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def measure_cell(model: Denoiser, cell: Cell, *, rates: Rates, alone: bool = False) -> dict:
     """Latencies (quantiles, seconds), bytes, tokens a second and floor of one cell, all timed in alternation.
 

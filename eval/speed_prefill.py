@@ -88,7 +88,7 @@ class _Stretch:
         }
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def read_alone(cell: Mapping[str, Any], places: list[int]) -> tuple[str, dict]:
     """Read a prompt of random tokens up to the last of `places` (rising), then decode behind it.
 

@@ -90,7 +90,7 @@ def prompt_table(rows: list[dict]) -> str:
     ]
     for row in rows:
         identity, values = row["identity"], row["values"]
-        base = next((other["values"] for other in rows if _same_prompt(other, row, context=FLAT_FROM)), {})
+        base: dict = next((other["values"] for other in rows if _same_prompt(other, row, context=FLAT_FROM)), {})
         cells = [identity["subject"], short_count(identity["context"])]
         for name, scale, digits in (
             ("prefill_tokens_per_s", 1, 0),
