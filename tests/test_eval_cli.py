@@ -63,7 +63,7 @@ def test_help_is_instant_and_lists_the_commands():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "LOADED []" in done.stdout
-    for command in ("speed", "bound", "generate", "doctor"):
+    for command in ("speed", "bound", "retrieval", "report", "compare", "generate", "doctor"):
         assert f"    {command}" in done.stdout
 
 
@@ -135,6 +135,48 @@ def test_speed_of_a_release_writes_all_its_files(made, tmp_path, capsys):
     assert out.read_text() == lines and capsys.readouterr().out == table
 
 
+def test_a_table_of_someone_else_is_not_overwritten(made, tmp_path, capsys):
+    (tmp_path / "notes.md").write_text("# Notes\n")
+    command = ("speed", str(made / "release"), "--contexts", "32", "--out", str(tmp_path / "notes.jsonl"))
+    assert "notes.md was not written by mezzotint-eval" in refused(capsys, *command)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.md"]
+
+
+def test_what_the_commands_write_can_be_reported_and_compared(made, tmp_path, capsys):
+    """Real rows of retrieval, bound and speed: the report and the comparison find the fields that they read."""
+    files = [str(tmp_path / f"{name}.jsonl") for name in ("release", "other")]
+    for name, out in zip(("release", "other"), files):
+        release = str(made / name)
+        bound = ["--data", str(made / "prepared"), "--row-length", "64", "--rows", "4"]
+        assert main(["bound", release, *bound, "--out", out]) == 0
+        asked = ["--tasks", "copy:symbols=16", "--lengths", "64", "--samples", "4", "--draws", "4", "--floor"]
+        assert main(["retrieval", release, *asked, "--training-length", "32", "--out", out]) == 0
+        assert main(["speed", release, "--contexts", "32,64", "--quick", "--in-process", "--out", out]) == 0
+    capsys.readouterr()
+    assert main(["report", *files, "--out", str(tmp_path / "report")]) == 0
+    page = (tmp_path / "report" / "report.md").read_text()
+    for part in (
+        "## retrieval/copy",
+        "| 2x | yes | 4 |",
+        "| 2x | removed | 4 |",
+        "## bound",
+        "<= ",
+        "## speed: ",
+        "## Environment",
+    ):
+        assert part in page, part
+    assert "rows of an older version" not in page and "Every cell has its figures." in page
+    assert {"bound-position.png", "bound-masks.png", "speed-latency.png"} <= {
+        p.name for p in (tmp_path / "report").iterdir()
+    }
+    capsys.readouterr()
+    assert main(["compare", *files]) == 0
+    printed = capsys.readouterr().out
+    assert "A is release, B is other; rows without a partner: 0 of A, 0 of B" in printed
+    assert "| bound, rows of 64 | nats/token (<=) | 4 |" in printed
+    assert "| retrieval/copy, 64 tokens | correct | 4 |" in printed and "needle removed" in printed
+
+
 def test_a_dry_run_measures_nothing_and_says_what_will_not_fit(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert (
@@ -166,6 +208,19 @@ def test_bad_input_of_speed(capsys, tmp_path):
     assert "from 1 to 1024" in refused(capsys, "speed", "--presets", "debug", "--threads", "100000")
     assert "unknown dtype 'int3'" in refused(capsys, "speed", "--presets", "debug", "--dtype", "int3")
     assert "unknown device" in refused(capsys, "speed", "--presets", "debug", "--device", "abacus")
+    debug = ("speed", "--presets", "debug")
+    assert "is no number of bytes" in refused(capsys, *debug, "--memory-limit", "lots")
+    assert "above 0 seconds" in refused(capsys, *debug, "--timeout", "0")
+    assert "leave --in-process out" in refused(capsys, *debug, "--in-process", "--memory-limit", "8G")
+    assert "captured on a CUDA device" in refused(capsys, *debug, "--modes", "eager,cudagraph")
+    assert "unknown mode 'lazy'" in refused(capsys, *debug, "--modes", "lazy")
+    assert "several numbers of tokens" in refused(capsys, *debug, "--real-prefill", "1k,2k")
+    assert "less than a block" in refused(capsys, *debug, "--check-fill", "4")
+    assert "--most-rows is 0" in refused(capsys, *debug, "--batches", "max", "--most-rows", "0")
+    assert "at least 1" in refused(capsys, *debug, "--batches", "0")
+    with pytest.raises(SystemExit) as ended:
+        main([*debug, "--fast"])
+    assert ended.value.code == 2 and "unrecognized arguments: --fast" in capsys.readouterr().err
     only = ("speed", "--presets", "3b", "--backbones", "attention", "--contexts", "1024m")
     assert "GiB) are available" in refused(capsys, *only, "--out", str(tmp_path / "r.jsonl"))
     assert not (tmp_path / "r.jsonl").exists()
