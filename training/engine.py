@@ -48,10 +48,6 @@ class EngineConfig:
             raise InputError(f"engine.activations is {self.activations!r}; use one of {', '.join(ACTIVATIONS)}")
         if self.zero_stage not in (0, 1, 2, 3):
             raise InputError(f"engine.zero_stage is {self.zero_stage}; use 0, 1, 2 or 3")
-        if self.zero_stage == 2 and self.precision == "autocast":
-            raise InputError(
-                "engine.zero_stage 2 does not work with precision 'autocast' in DeepSpeed: use stage 1 or 3"
-            )
         if self.zero_stage == 0 and self.precision == "bf16":
             raise InputError("engine.zero_stage 0 cannot accumulate in float32 with precision 'bf16': use stage 1")
         if self.compile and self.activations == "selective":
