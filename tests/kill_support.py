@@ -8,6 +8,7 @@ import functools
 import importlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +21,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-LIMIT = 120.0  # seconds after which ranks that still run are a failure
 PATIENCE, GRACE = 0.3, 5.0  # seconds after which, one rank having died, the others get SIGTERM, and SIGKILL
 PR_SET_PDEATHSIG = 1
 # what a start, or a test module with a harm, would import only then: three seconds, mostly of torch's compiler
@@ -67,12 +67,13 @@ def start(
     world: int = 1,
     harms: Sequence[Harm] = (),
     kill: tuple[int, float] | None = None,
+    limit: float = 120.0,
 ) -> Ended:
     """Train `recipe` on `world` forked ranks and wait for their end.
 
-    kill: (rank, seconds after the fork) of a SIGKILL from outside.
+    kill: (rank, seconds after the fork) of a SIGKILL from outside; limit: seconds after which ranks that still run hang.
     """
-    order = {"recipe": str(recipe), "overrides": list(overrides), "world": world, "kill": kill}
+    order = {"recipe": str(recipe), "overrides": list(overrides), "world": world, "kill": kill, "limit": limit}
     pipes = _server()
     assert pipes.stdin is not None and pipes.stdout is not None
     pipes.stdin.write(json.dumps(order | {"harms": [asdict(harm) for harm in harms]}) + "\n")
@@ -118,10 +119,13 @@ def _server() -> subprocess.Popen:
     """One for each test process; it ends with it, and its ranks with it."""
     from mezzotint.training.distributed import VARIABLES
 
+    compiled = tempfile.mkdtemp(prefix="mezzotint-compiled-")
+    atexit.register(shutil.rmtree, compiled, ignore_errors=True)
     kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    kept |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     process = subprocess.Popen(
         [sys.executable, __file__],
-        env=kept | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        env=kept | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": compiled},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -156,7 +160,7 @@ def _run(order: dict, folder: Path) -> Ended:
     began = time.monotonic()
     ranks = {_fork(order, rank, port, folder): rank for rank in range(world)}
     codes: dict[int, int] = {}
-    end, ask, hung = began + LIMIT, float("inf"), False
+    end, ask, hung = began + order["limit"], float("inf"), False
     while len(codes) < world:
         now = time.monotonic()
         alive = [pid for pid, rank in ranks.items() if rank not in codes]

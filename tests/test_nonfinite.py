@@ -21,6 +21,15 @@ from mezzotint.training.outcome import DIVERGED
 from mezzotint.training.pieces import Pieces
 
 ROWS, MICRO = 8, 2  # rows of a step and of a micro-batch: two ranks have two micro-batches each
+BF16 = ("engine.precision=bf16", "model.backbone=attention", "model.pattern=AA")
+CASES = [  # engine: the first in every test run
+    ("engine.zero_stage=1",),
+    *(
+        pytest.param((f"engine.zero_stage={stage}", *precision), marks=pytest.mark.slow)
+        for stages, precision in (((0, 2, 3), ()), ((1, 2, 3), BF16), ((0, 1, 2, 3), ("engine.precision=autocast",)))
+        for stage in stages
+    ),
+]
 KINDS = ("nan loss", "infinite loss", "infinite loss, finite gradients", "nan gradient", "infinite gradient")
 
 
@@ -118,15 +127,19 @@ def content(run: Path, step: int) -> dict:
     return {(kind, name): value for kind in kinds for name, value in pieces.whole(kind, shapes).items()}
 
 
+def name_of(engine: tuple[str, ...]) -> str:
+    return "-".join(word.split("=")[1] for word in engine)
+
+
 def same(a: dict, b: dict) -> bool:
     return all(a[key].equal(b[key]) for key in a.keys() | b.keys())
 
 
-@pytest.mark.parametrize("stage", [1, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 2, 3))])
-def test_every_kind_is_skipped_by_all_and_past_the_budget_all_stop(place, stage):
-    run = place / f"kinds-{stage}"
+@pytest.mark.parametrize("engine", CASES)
+def test_every_kind_is_skipped_by_all_and_past_the_budget_all_stop(place, engine):
+    run = place / f"kinds-{name_of(engine)}"
     bad = dict(zip((2, 3, 5, 7, 8), KINDS))
-    ended = go(place, run, f"engine.zero_stage={stage}", "guard.skip_budget=4", steps=bad)
+    ended = go(place, run, *engine, "guard.skip_budget=4", steps=bad)
     assert ended.codes == [DIVERGED, DIVERGED] and "Traceback" not in "".join(ended.output), ended
     skipped = {r["step"]: r["rows"] for r in records(run, "event") if r["event"] == "skipped"}
     assert list(skipped) == list(bad)
@@ -152,19 +165,19 @@ def test_budget_0_stops_at_the_first(place):
     assert [r["step"] for r in records(run)] == list(range(1, 10))
 
 
-@pytest.mark.parametrize("stage", [1, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 2, 3))])
-def test_a_run_killed_after_a_skip_goes_on_to_the_bit_and_still_counts_it(place, stage):
+@pytest.mark.parametrize("engine", CASES)
+def test_a_run_killed_after_a_skip_goes_on_to_the_bit_and_still_counts_it(place, engine):
     """AdamW counts its steps for the bias of its moments: a skipped step is none of them, whoever counts."""
-    bad, option = {2: "nan gradient", 4: "nan loss"}, f"engine.zero_stage={stage}"
-    whole, run = place / f"whole-{stage}", place / f"killed-{stage}"
-    assert go(place, whole, option, steps=bad).codes == [0, 0]
+    bad = {2: "nan gradient", 4: "nan loss"}
+    whole, run = place / f"whole-{name_of(engine)}", place / f"killed-{name_of(engine)}"
+    assert go(place, whole, *engine, steps=bad).codes == [0, 0]
     die = Harm("kill_points", "die_after_steps", {"steps": 4, "victim": 0})
     harms = [poisoned(2, {2: "nan gradient"}), die]
-    ended = start(place / "recipe.yaml", f"run={run}", option, world=2, harms=harms)
+    ended = start(place / "recipe.yaml", f"run={run}", *engine, world=2, harms=harms)
     assert -signal.SIGKILL in ended.codes and not ended.hung, ended
     first = newest_step(run)
     assert first == 2
-    ended = go(place, run, option, steps=bad, first=first)
+    ended = go(place, run, *engine, steps=bad, first=first)
     assert ended.codes == [0, 0], ended
     assert curve(run) == curve(whole) and same(content(run, 9), content(whole, 9))
     events = [[(r["step"], r["rows"]) for r in records(x, "event")] for x in (run, whole)]

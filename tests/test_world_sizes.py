@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from kill_support import Harm, at_call, start
 from test_training_kills import assert_same_run, newest_step
-from training_support import corpus, curve, recipe, recipe_file, records
+from training_support import corpus, curve, recipe_file, records
 
 from mezzotint.data.manifest import Manifest, read_manifest
 from mezzotint.data.shards import ShardWriter
