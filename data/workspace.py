@@ -56,7 +56,7 @@ class Workspace:
             self.discard()  # nothing of the earlier try is worth keeping
             return self.open()
         if different:
-            done = "prepared" if self._maker == "prepare" else "adopted"
+            done = {"prepare": "prepared", "adopt": "adopted"}.get(self._maker, "made")
             raise InputError(f"{self.out} was {done} with {different}: choose another --out, or remove it first")
         return parts
 
