@@ -95,7 +95,7 @@ def test_two_ranks_equal_one_with_other_stages_and_frontiers(tmp_path, overrides
 
 @pytest.mark.slow
 def test_killing_both_ranks_and_resuming_equals_two_uninterrupted_ranks(tmp_path):
-    """SIGKILL of the whole launcher group; then a start with one rank is refused in a sentence; then two go on."""
+    """SIGKILL of the whole launcher group; then two go on."""
     path = str(recipe_file(tmp_path, **(options() | {"checkpoint": {"every": 3}})))
     whole = [*launcher("torchrun"), path, f"run={tmp_path / 'whole'}"]
     assert run_command(tmp_path, whole).returncode == 0
@@ -106,8 +106,6 @@ def test_killing_both_ranks_and_resuming_equals_two_uninterrupted_ranks(tmp_path
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    with pytest.raises(InputError, match=r"number of ranks 2, this start has 1"):
-        train(recipe(tmp_path, **(options() | {"checkpoint": {"every": 3}})))
     done = run_command(tmp_path, [*launcher("torchrun"), path])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resuming" in done.stdout
