@@ -16,8 +16,8 @@ from mezzotint.training.build import resolve_model
 from mezzotint.training.config import TrainConfig
 from mezzotint.training.layer_runs import ACTIVATIONS
 from mezzotint.training.noise import NoiseSource
-from mezzotint.training.plan_activations import Pass
 from mezzotint.training.plan_memory import Memory, memory
+from mezzotint.training.plan_pass import Pass
 from mezzotint.training.plan_text import gigabytes, report
 from mezzotint.training.plan_work import Gpu, known_gpu, step_work
 
@@ -53,10 +53,6 @@ def plan(config: TrainConfig, *, gpus: int, gpu: str) -> str:
     kind = known_gpu(gpu)
     model, vocabulary = planned_model(config)
     check_rows(config, gpus)
-    setting = Setting(config=config, model=model, gpus=gpus)
-    need = setting.memory()
-    if need.peak > usable(kind):
-        raise InputError(refusal(setting, kind))
     row_blocks = config.data.row_length // model.block_length
     noise = NoiseSource(
         seed=config.seed,
@@ -65,6 +61,10 @@ def plan(config: TrainConfig, *, gpus: int, gpu: str) -> str:
         slots=config.objective.slots(row_blocks),
         block_length=model.block_length,
     )
+    setting = Setting(config=config, model=model, gpus=gpus)
+    need = setting.memory()
+    if need.peak > usable(kind):
+        raise InputError(refusal(setting, kind))
     work = step_work(model, noise, micro_rows=config.micro_rows, activations=config.engine.activations)
     return report(config, model, need, work, gpus=gpus, gpu=kind, free=usable(kind), vocabulary=vocabulary)
 
@@ -175,15 +175,19 @@ def _more_gpus(setting: Setting) -> Iterator[Change]:
 
 
 def _shorter_rows(setting: Setting) -> Iterator[Change]:
-    leanest = [
-        changed for activations in reversed(ACTIVATIONS) if (changed := _with_engine(setting, activations=activations))
-    ]
-    length = setting.config.data.row_length // 2
-    while length and length % setting.model.block_length == 0:
-        data = dataclasses.replace(setting.config.data, row_length=length)
-        engine = leanest[0].config.engine
+    leanest = next(
+        changed for x in reversed(ACTIVATIONS) if (changed := _with_engine(setting, activations=x)) is not None
+    )
+    engine, frontiers = leanest.config.engine, setting.config.objective.frontiers
+    length, size = setting.config.data.row_length // 2, setting.model.block_length
+    while length >= size and length % size == 0:
         name = f"data.row_length={length} micro_rows=1 engine.activations={engine.activations}"
-        yield name, _replaced(setting, data=data, engine=engine, micro_rows=1)
+        objective = setting.config.objective
+        if isinstance(frontiers, int) and frontiers > length // size:
+            objective = dataclasses.replace(objective, frontiers=length // size)
+            name += f" objective.frontiers={length // size}"
+        data = dataclasses.replace(setting.config.data, row_length=length)
+        yield name, _replaced(setting, data=data, engine=engine, objective=objective, micro_rows=1)
         length //= 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,29 +13,17 @@ import torch
 from torch import Tensor
 
 from mezzotint.models.attention import AttentionPlan
-from mezzotint.models.config import ModelConfig
 from mezzotint.models.denoiser import Denoiser, Layer, LayerRun
 from mezzotint.models.layout import Layout
 from mezzotint.models.ops.tiles import TILE_TOKENS
 from mezzotint.models.state import LayerState
 from mezzotint.training.engine import EngineConfig
 from mezzotint.training.layer_runs import layer_run
-from mezzotint.training.noise import Noise
-from mezzotint.training.objective import Objective, ObjectiveConfig, paint
+from mezzotint.training.objective import Objective, paint
 from mezzotint.training.plan_ledger import Ledger, kernels_of
+from mezzotint.training.plan_pass import Pass, Rows, micro_batch
 
 SAMPLES = (32, 48, 64)  # blocks of the rows that longer ones are extrapolated from
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pass:
-    """A micro-batch of one rank: everything that its bytes depend on."""
-
-    model: ModelConfig
-    objective: ObjectiveConfig
-    engine: EngineConfig
-    rows: int
-    row_length: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +66,12 @@ class PassBytes:
 
 def pass_bytes(p: Pass, *, device: str = "cuda") -> PassBytes:
     """The whole pass from one measured layer of each kind; 'compile' counts as not compiled, which keeps no less."""
-    with kernels_of(device):
-        edge = edge_bytes(p, micro_batch(p))
-        layers = {letter: layer_bytes(p, letter) for letter in sorted(set(p.model.pattern))}
+    like = EngineConfig(precision=p.engine.precision, activations=p.engine.activations)  # the stage changes no layer
+    edge, layers = _measured(dataclasses.replace(p, engine=like), device)
+    if p.engine.zero_stage == 3:
+        # DeepSpeed's own linear keeps the weight itself, which ZeRO gathers again, and casts it each time
+        layers = {letter: dataclasses.replace(layer, casts=0.0, cached=0.0) for letter, layer in layers.items()}
+        edge = dataclasses.replace(edge, casts=0.0)
     counts = {letter: p.model.pattern.count(letter) for letter in layers}
     kept = sum(counts[k] * layer.kept for k, layer in layers.items())
     casts = sum(counts[k] * layer.casts for k, layer in layers.items())
@@ -97,38 +89,11 @@ def pass_bytes(p: Pass, *, device: str = "cuda") -> PassBytes:
     return PassBytes(kept=kept, casts=casts, work=max(0.0, peaks[largest] - kept - casts), largest=largest)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A micro-batch on the CPU."""
-
-    tokens: Tensor  # (B, T) int64
-    documents: Tensor  # (B, T) int64
-    noise: Noise
-
-
-def micro_batch(p: Pass) -> Rows:
-    """The micro-batch that needs most: frontiers at the rows' ends, and documents that leave every tile its own mask
-    for every row but hide almost no key.
-
-    Half of the tokens are masked, and three standard deviations more: levels of few blocks may be high by chance.
-    """
-    size, row_blocks = p.model.block_length, p.row_length // p.model.block_length
-    slots = p.objective.slots(row_blocks)
-    tokens = torch.full((p.rows, p.row_length), _ordinary(p.model))
-    documents = torch.zeros_like(tokens)
-    first = min(size, p.row_length - 1) if size < p.row_length else 1  # where the second document of a row starts
-    documents[:, first:] = 1
-    documents[0, : p.row_length - first] = 0
-    rate = min(1.0, 0.5 + 3 / math.sqrt(12 * p.rows * slots))
-    uniforms = torch.linspace(0, 1, size + 1, dtype=torch.float64)[:-1].expand(p.rows, slots, -1) * 0.5 / rate
-    noise = Noise(
-        frontiers=torch.arange(row_blocks - slots, row_blocks).expand(p.rows, -1),
-        valid=torch.ones(p.rows, slots, dtype=torch.bool),
-        levels=torch.full((p.rows, slots), 0.5, dtype=torch.float64),
-        uniforms=uniforms,
-        share=torch.ones(p.rows, dtype=torch.float64),
-    )
-    return Rows(tokens, documents, noise)
+@functools.lru_cache(maxsize=64)
+def _measured(p: Pass, device: str) -> tuple[EdgeBytes, dict[str, LayerBytes]]:
+    with kernels_of(device):
+        edge = edge_bytes(p, micro_batch(p))
+        return edge, {letter: layer_bytes(p, letter) for letter in sorted(set(p.model.pattern))}
 
 
 def layer_bytes(p: Pass, letter: str) -> LayerBytes:
@@ -142,12 +107,20 @@ def layer_bytes(p: Pass, letter: str) -> LayerBytes:
     samples = [unit * n for n in (SAMPLES if letter == "A" else SAMPLES[1:])]
     if blocks <= samples[-1]:
         return _one_layer(p, letter)
-    found = [_one_layer(dataclasses.replace(p, row_length=n * p.model.block_length), letter) for n in samples]
+    found = [_one_layer(_shorter(p, n, samples[0]), letter) for n in samples]
     values = {
         field.name: _polynomial(samples, [getattr(x, field.name) for x in found], blocks)
         for field in fields(LayerBytes)
     }
     return LayerBytes(**values)
+
+
+def _shorter(p: Pass, blocks: int, fewest: int) -> Pass:
+    """Rows of so many blocks, with as many frontiers as before, or in proportion where `fewest` blocks do not hold them."""
+    k, objective = p.objective.frontiers, p.objective
+    if isinstance(k, int) and k > fewest:
+        objective = dataclasses.replace(objective, frontiers=k * blocks * p.model.block_length // p.row_length)
+    return dataclasses.replace(p, row_length=blocks * p.model.block_length, objective=objective)
 
 
 def _one_layer(p: Pass, letter: str) -> LayerBytes:
@@ -234,11 +207,6 @@ def _stand_in(p: Pass, pattern: str, ledger: Ledger) -> Denoiser:
 def _arithmetic(p: Pass) -> Iterator[None]:
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=p.engine.precision == "autocast"):
         yield
-
-
-def _ordinary(model: ModelConfig) -> int:
-    special = {model.mask_token_id, model.eos_token_id, model.pad_token_id}
-    return next(token for token in range(model.vocab_size) if token not in special)
 
 
 def _polynomial(places: list[int], values: list[float], at: int) -> float:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from mezzotint.models.config import ModelConfig, parameter_count
 from mezzotint.training.engine import MAX_BUCKET, EngineConfig
-from mezzotint.training.plan_activations import Pass, PassBytes, pass_bytes
+from mezzotint.training.plan_activations import PassBytes, pass_bytes
+from mezzotint.training.plan_pass import Pass
 
-GATHERED = 10**9  # parameters that ZeRO 3 holds whole at one time (DeepSpeed's stage3_max_live_parameters)
+# elements that ZeRO 3 holds whole at one time, and fetches ahead into a buffer of their own; DeepSpeed's defaults
+GATHERED, FETCHED = 10**9, 5 * 10**7
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineBytes:
-    """What DeepSpeed holds on each of N ranks for P parameters; measured on real engines, see tests/test_plan.py."""
+    """What DeepSpeed holds on one of N ranks; tests/test_plan.py measures it on real engines."""
 
     weights: float
     optimizer: float  # float32 masters where ZeRO keeps its own, and two moments
     gradients: float  # alive between the micro-batches of a step
     buckets: float  # alive during a pass: gradients on their way to other ranks
-    during: float  # most on top inside a backward pass: weights that ZeRO 3 gathers, gradients reduced at once
-    reduce: float  # most on top of gradients and buckets when they are reduced after the last pass
-    update: float  # most on top of weights and optimizer in the update
+    bucket_share: float  # of all gradients that one bucket holds
+    gathered: float = 0.0  # weights that ZeRO 3 puts together for a pass
+    flushed: float = 0.0  # on top while a backward pass reduces a full bucket
+    reduced: float = 0.0  # on top while gradients are reduced behind the last pass
+    updated: float  # most on top of weights and optimizer in the update
 
     @property
     def held(self) -> float:
@@ -44,46 +47,47 @@ class Memory:
 
     @property
     def passing(self) -> float:
-        """Most while a micro-batch is computed."""
-        return self.held + self.engine.gradients + self.engine.buckets + self.engine.during + self.activations.peak
+        """Most while a micro-batch is computed: at its own peak, or when its backward pass has filled a bucket."""
+        engine, own = self.engine, self.activations.peak
+        inside = max(own + engine.gathered, own * (1 - engine.bucket_share) + engine.gathered + engine.flushed)
+        return self.held + engine.gradients + engine.buckets + inside
 
     @property
     def peak(self) -> float:
-        reducing = self.held + self.engine.gradients + self.engine.buckets + self.engine.reduce
-        return max(self.passing, reducing, self.held + self.engine.update)
+        reducing = self.held + self.engine.gradients + self.engine.buckets + self.engine.reduced
+        return max(self.passing, reducing, self.held + self.engine.updated)
 
 
 def engine_bytes(parameters: int, config: EngineConfig, gpus: int) -> EngineBytes:
-    """From the ZeRO stage and precision, in DeepSpeed 0.19 as `engine.py` sets it up.
+    """From the ZeRO stage and precision, as `engine.py` sets up DeepSpeed 0.19.
 
-    A bucket holds at most MAX_BUCKET gradients and exists whole. Reducing one makes a flat copy of it, and in bf16 mode
-    another in bfloat16. Stage 1 keeps whole gradients and reduces them behind the last pass; 2 and 3 reduce in every
-    backward pass, into the rank's share.
+    A bucket is allocated whole and holds at most MAX_BUCKET gradients. Reducing one makes a flat copy of it, in bf16 mode
+    with stage 1 another in bfloat16. Stage 1 keeps whole gradients and reduces them behind the last pass; 2 and 3 reduce
+    in every backward pass, into the rank's share. The update takes the share's gradients, a flat copy of them, and two
+    more of their size inside AdamW.
     """
     low = 2 if config.precision == "bf16" else 4  # bytes of a weight and of its gradient
-    whole, share = 4 * parameters, 4 * parameters / gpus  # in float32
+    whole, share = 4.0 * parameters, 4.0 * parameters / gpus  # in float32
     bucket = min(MAX_BUCKET, parameters)
-    weights, optimizer, update = float(low * parameters), 3 * share, 3 * share
+    common = {"weights": float(low * parameters), "optimizer": 3 * share, "bucket_share": bucket / parameters}
+    updated = 4 * share if low == 4 else 3 * share
     if config.zero_stage == 0:
-        return EngineBytes(
-            weights=weights, optimizer=2 * whole, gradients=whole, buckets=0, during=0, reduce=4 * bucket,
-            update=2 * whole,
-        )  # fmt: skip
-    if config.zero_stage == 1 and low == 2:  # accumulates whole gradients in float32, allocated once, beside its own
-        weights, gradients, buckets, during = weights + whole, weights, 0.0, 0.0
-        reduce, update = 6 * bucket, gradients + 2 * share
-    elif config.zero_stage == 1:
-        gradients, buckets, during, reduce = whole, 4 * bucket, 0.0, 4 * bucket + share
-    elif config.zero_stage == 2:
-        gradients, buckets, during, reduce = share, low * bucket, low * bucket + share, low * bucket + share
-    else:
-        weights, optimizer = low * parameters / gpus, 4 * share  # with a buffer for the share's gradients
-        gradients, buckets, update = 0.0, low * bucket, 2 * share
-        during = low * (min(GATHERED, parameters) + bucket + bucket / gpus)
-        reduce = low * (bucket + bucket / gpus)
+        common["optimizer"] = 2 * whole
+        return EngineBytes(**common, gradients=whole, buckets=0.0, reduced=4 * bucket, updated=2 * whole)
+    if config.zero_stage == 1 and low == 2:  # gradients in bfloat16, added up in float32 that is allocated once
+        common["optimizer"] += whole
+        updated = 2.0 * parameters + 2 * share
+        return EngineBytes(**common, gradients=2.0 * parameters, buckets=0.0, reduced=6 * bucket, updated=updated)
+    buckets = float(low * bucket)
+    if config.zero_stage == 1:
+        return EngineBytes(**common, gradients=whole, buckets=buckets, reduced=buckets + share, updated=updated)
+    if config.zero_stage == 2:
+        return EngineBytes(**common, gradients=share, buckets=buckets, flushed=buckets + share, updated=updated)
+    common |= {"weights": low * parameters / gpus, "optimizer": 4 * share}  # with a buffer for the share's gradients
+    together = low * (min(GATHERED, parameters) + min(FETCHED, parameters)) if gpus > 1 else 0
     return EngineBytes(
-        weights=weights, optimizer=optimizer, gradients=gradients, buckets=buckets, during=during, reduce=reduce,
-        update=update,
+        **common, gradients=0.0, buckets=buckets, gathered=together, flushed=buckets + buckets / gpus,
+        updated=buckets + 3 * share,
     )  # fmt: skip
 
 
@@ -93,13 +97,8 @@ def memory(p: Pass, *, gpus: int, average: bool) -> Memory:
     return Memory(
         engine=engine_bytes(parameters, p.engine, gpus),
         average=4 * parameters / gpus if average else 0.0,
-        activations=_pass_bytes(p),
+        activations=pass_bytes(p),
     )
-
-
-@functools.lru_cache(maxsize=64)
-def _pass_bytes(p: Pass) -> PassBytes:
-    return pass_bytes(p)
 
 
 def checkpoint_bytes(model: ModelConfig, *, average: bool) -> int:

@@ -46,21 +46,20 @@ def report(
 
 def memory_lines(config: TrainConfig, need: Memory, *, gpus: int, gpu: Gpu, free: float) -> list[str]:
     engine, activations = need.engine, need.activations
-    other = need.peak - need.passing  # above 0 where the reduction or the update, not a pass, needs most
     rows = [
         ("weights", engine.weights),
         ("optimizer", engine.optimizer),
         (f"average of the weights, 1/{gpus}", need.average),
         ("gradients", engine.gradients),
         ("buckets for communication", engine.buckets),
+        ("weights gathered for the pass", engine.gathered),
         ("activations kept for the backward pass", activations.kept),
         ("weights kept in bfloat16 (autocast)", activations.casts),
         (f"inside a layer or the head, most in {activations.largest}", activations.work),
-        ("gathered or reduced during the pass", engine.during),
-        ("reduction and update, above a pass", other),
     ]
+    rows.append(("reducing or updating takes more than a pass", need.peak - sum(value for _, value in rows)))
     lines = ["bytes of one GPU at the worst moment of a step"]
-    lines += [_line(f"  {name}", f"{value / 1e9:8.1f} GB") for name, value in rows if value > 0]
+    lines += [_line(f"  {name}", f"{value / 1e9:8.1f} GB") for name, value in rows if value > 1e6]
     lines.append(
         _line("  total", f"{need.peak / 1e9:8.1f} GB of {gigabytes(free)}, what CUDA leaves of {gigabytes(gpu.bytes)}")
     )
