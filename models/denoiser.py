@@ -176,7 +176,7 @@ class Denoiser(nn.Module):
             autocast = torch.is_autocast_enabled(h.device.type)
             dtype = torch.get_autocast_dtype(h.device.type) if autocast else h.dtype
             attention = plan_attention(self.config, layout, cached=state is not None, device=h.device, dtype=dtype)
-        layers = []
+        layers: list[LayerState | None] = []
         for index, layer in enumerate(self._layers()):
             h, layer_state = run(layer, h, layout, attention, None if state is None else state.layers[index])
             layers.append(layer_state)
@@ -184,7 +184,7 @@ class Denoiser(nn.Module):
         if state is None:
             return hidden, None
         length = state.length + layout.reached()[:, 0] * layout.block_length
-        return hidden, State(tuple(layers), length, state.max_length, state.block_length)
+        return hidden, State(cast(tuple[LayerState, ...], tuple(layers)), length, state.max_length, state.block_length)
 
     def _layers(self) -> list[Layer]:
         return cast(list[Layer], list(self.layers))

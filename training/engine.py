@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -233,12 +234,12 @@ def _settings(config: EngineConfig, objective: Objective, *, clip: float, micro_
 def _used_elsewhere(objective: Objective) -> list[tuple[nn.Module, nn.Parameter]]:
     """(module, parameter of another module that its forward reads): ZeRO 3 gathers only a module's own by itself."""
     model = objective.model
-    pairs = [(objective, model.embed.weight), (objective, model.norm.weight)]
+    pairs: list[tuple[nn.Module, Any]] = [(objective, model.embed.weight), (objective, model.norm.weight)]
     if not model.config.tie_embeddings:
         pairs.append((objective, model.head.weight))
     for mixer in (module for module in model.modules() if isinstance(module, Mamba2)):
         pairs += [(mixer, mixer.conv1d.weight), (mixer, mixer.conv1d.bias), (mixer, mixer.norm.weight)]
-    return pairs  # type: ignore[return-value]
+    return pairs
 
 
 @contextlib.contextmanager

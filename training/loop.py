@@ -129,7 +129,8 @@ def take_step(run: Run, index: int, batch: Batch, clock: Stopwatch) -> Step:
     totals = ranks.sum(torch.tensor([*mine, *run.saver.shares(), *work.values()], dtype=torch.float64)).tolist()
     (loss, any_bad, stop, rows_hash), shares, work_values = totals[:4], totals[4:7], totals[7:]
     lr = learning_rate(config.optim, step=index, steps=config.steps)
-    norm, bad_rows = math.inf, ()
+    norm = math.inf
+    bad_rows: tuple[int, ...] = ()
     with clock.split("step"):
         if any_bad or not math.isfinite(loss):
             run.engine.discard()

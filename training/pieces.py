@@ -45,7 +45,7 @@ def write_pieces(path: Path, pieces: Sequence[Piece]) -> dict:
         header[piece.key] = {"dtype": "F32", "shape": [piece.values.numel()], "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    parts: Iterable[memoryview] = (memoryview(piece.values.numpy()).cast("B") for piece in pieces)
+    parts: Iterable[memoryview] = (piece.values.numpy().data.cast("B") for piece in pieces)
     digest = hashlib.sha256()
     with open(path, "wb", buffering=0) as file:
         for part in (memoryview(len(text).to_bytes(8, "little") + text), *parts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ def resume(run: Run) -> RunState | None:
 def newest(run: Path, ranks: Ranks) -> Path | None:
     """`checkpoint.newest` for all ranks: each looks into its share of the files, and all come to the same folder."""
     folders = checkpoint.candidates(run) if ranks.main else []
-    seen = []
+    seen: list[Path] = []
     while True:
         next_step = checkpoint.step_of(folders[len(seen)]) if len(seen) < len(folders) else -1
         step = int(ranks.sum(torch.tensor([float(next_step if ranks.main else 0)])))
@@ -81,7 +82,7 @@ def load(run: Run, folder: Path, state: RunState) -> None:
 
 def require_same(plan: Plan, state: RunState, *, folder: Path) -> None:
     """InputError that names the first thing in which this start and the checkpoint differ, with both values."""
-    pairs = [
+    pairs: list[tuple[str, Any, Any]] = [
         ("tokenizer (sha256)", state.tokenizer_hash, plan.tokenizer.sha256),
         ("data and its order (sha256)", state.data_hash, plan.loader.hash),
     ]
