@@ -47,13 +47,15 @@ def place(tmp_path_factory) -> Path:
 
 
 def complete(folder: Path) -> bool:
-    """Whether every file of a checkpoint is what its manifest says; not the code's own check."""
+    """Whether a checkpoint has the files of all its ranks, each as its manifest says; not the code's own check."""
     try:
         files = json.loads((folder / "manifest.json").read_text())["files"]
         hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
+        world = json.loads((folder / "state.json").read_text())["world"]
     except (OSError, ValueError):
         return False
-    return {"state.json"} < hashes.keys() and all(hashes[name] == entry["sha256"] for name, entry in files.items())
+    names = {"state.json", *(f"rank-{rank:05d}-of-{world:05d}.safetensors" for rank in range(world))}
+    return hashes.keys() == names and all(hashes[name] == entry["sha256"] for name, entry in files.items())
 
 
 def steps_of(run: Path, suffix: str = "") -> list[int]:

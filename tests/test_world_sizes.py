@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from training_support import corpus, curve, recipe_file, records
 
 from mezzotint.data.manifest import Manifest, read_manifest
 from mezzotint.data.shards import ShardWriter
-from mezzotint.training import loop, outcome
+from mezzotint.training import loop, outcome, saver
 from mezzotint.training.build import make_plan
 from mezzotint.training.meter import Meter
 from mezzotint.training.outcome import STOPPED
@@ -98,6 +99,12 @@ def stop_after(rank: int, *, step: int, victim: int) -> None:
         at_call(
             Meter, "add", lambda: os.kill(os.getpid(), signal.SIGTERM), when=lambda meter, _: meter.step == step - 2
         )
+
+
+def write_late(rank: int, *, seconds: float, ranks: list[int]) -> None:
+    """Training is some steps further when `ranks` write their part of the second checkpoint."""
+    if rank in ranks:
+        at_call(saver, "write_pieces", lambda: time.sleep(seconds), count=2)
 
 
 def harm(function: str, **arguments: object) -> Harm:
@@ -220,6 +227,22 @@ def test_stopped_three_times_and_at_the_ends_of_epochs(place, whole):
 def test_killed_when_the_checkpoint_at_an_epochs_end_is_in_place(place, whole):
     kills = [([at_point("pointer, nothing removed", save)], -signal.SIGKILL) for save in (4, 3)]
     assert_same_run(go_through(place, "epochs", [*kills, ([], 0)]), whole, "")  # at steps 12 and 24
+
+
+def test_a_checkpoint_is_of_its_step_however_late_it_is_written(place, whole):
+    """The second one, of step 4; the run is killed when the third begins to be copied."""
+    harms = [harm("write_late", seconds=0.3, ranks=[0, 1]), at_point("before the copy", 3)]
+    run = go_through(place, "late", [(harms, -signal.SIGKILL)])
+    assert newest_step(run) == 4
+    assert_same_run(go_through(place, "late", [([], 0)]), whole, "")
+
+
+def test_a_checkpoint_waits_for_its_slowest_rank(place, whole):
+    """The run is killed two steps after the first rank has written its part of step 4."""
+    kill = Harm("kill_points", "die_after_steps", {"steps": 6, "victim": 0})
+    run = go_through(place, "slowest", [([harm("write_late", seconds=5, ranks=[1]), kill], -signal.SIGKILL)])
+    assert newest_step(run) == 0 and not (run / "checkpoints" / "step-4").exists()
+    assert_same_run(go_through(place, "slowest", [([], 0)]), whole, "")
 
 
 @pytest.mark.slow
