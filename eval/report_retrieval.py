@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,7 +207,9 @@ def length_curves(axes, found: list[Stats]) -> None:
     def place(s: Stats) -> float:
         return s.multiple if multiples and s.multiple is not None else s.length
 
-    for i, subject in enumerate(sorted({s.subject for s in found})):
+    families = sorted({family(s.subject) for s in found})
+    for subject in sorted({s.subject for s in found}):
+        i = families.index(family(subject))
         for needle, style in ((True, "o-"), (False, "s--")):
             own = [s for s in found if s.subject == subject and s.needle == needle and s.n]
             if not own:
@@ -216,7 +219,8 @@ def length_curves(axes, found: list[Stats]) -> None:
             above = [max(0.0, high - s.share) for s, (_, high) in zip(own, bounds)]
             label = subject if needle else f"{subject}, needle removed"
             axes.errorbar(
-                [place(s) for s in own], [s.share for s in own], yerr=[below, above], fmt=style, color=f"C{i % 10}", label=label, capsize=2,
+                [place(s) for s in own], [s.share for s in own], yerr=[below, above],
+                fmt=style, color=f"C{i % 10}", label=label, capsize=2,
                 linewidth=1.5 if needle else 1, markersize=4,
             )  # fmt: skip
     numbers = {s.n for s in found if s.n}
@@ -229,6 +233,11 @@ def length_curves(axes, found: list[Stats]) -> None:
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
+
+
+def family(subject: str) -> str:
+    """The subject's name without the number of its training seed: runs that differ in it alone share a colour."""
+    return re.sub(r"[-_.]s(eed)?\d+", "", subject)
 
 
 def depth_maps(rows: list[dict]) -> dict[str, list[dict]]:

@@ -71,6 +71,15 @@ def test_the_interval_of_paired_shares_covers_the_truth(base, gain):
     assert covered / 1500 > 0.933
 
 
+def test_an_interval_of_paired_shares_by_hand():
+    """30 and 23 of 50: Wilson 0.4618 to 0.7239 and 0.3297 to 0.5960; phi = (310 - 25) / sqrt(30 20 23 27) = 0.4669.
+
+    Below: sqrt(0.1382^2 - 2 phi 0.1382 0.1360 + 0.1360^2) = 0.1416; above: the same of 0.1239 and 0.1303, 0.1314.
+    """
+    found = paired_shares(20, 10, 3, 17)
+    assert (found.value, found.low, found.high) == pytest.approx((0.14, -0.0016, 0.2714), abs=3e-4)
+
+
 def test_shares_without_discordant_pairs_stay_open():
     found = paired_shares(50, 0, 0, 0)
     assert found.value == 0 and found.p == 1 and -0.1 < found.low < 0 < found.high < 0.1

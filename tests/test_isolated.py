@@ -1,5 +1,6 @@
 """A cell in a process of its own: answers, time limits, memory limits, crashes, and the death of the parent."""
 
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ HERE = str(Path(__file__).parent)
 
 @pytest.fixture(autouse=True)
 def found(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", HERE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])]))
 
 
 def gone(process: int) -> bool:
@@ -64,6 +65,14 @@ def test_a_kill_is_put_down_to_memory_only_where_the_kernel_counted_one(monkeypa
     counts = iter((3, 4))
     monkeypatch.setattr(isolated, "_oom_kills", lambda: next(counts))
     assert run_isolated("isolated_support:die", {"number": int(signal.SIGKILL)}).status == "oom"
+
+
+def test_a_child_whose_parent_is_gone_does_nothing(tmp_path):
+    request = {"function": "isolated_support:sleep", "arguments": {"seconds": 0, "mark": str(tmp_path / "mark")}}
+    request |= {"memory_limit": None, "parent": 2**22 + 1}
+    command = [sys.executable, "-m", "mezzotint.eval.isolated"]
+    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True)
+    assert done.returncode == 1 and not (tmp_path / "mark").exists()
 
 
 def test_the_child_dies_with_its_parent(tmp_path):

@@ -16,6 +16,7 @@ from report_support import (
 from mezzotint.eval.__main__ import main
 from mezzotint.eval.intervals import wilson
 from mezzotint.eval.report_files import MARK
+from mezzotint.eval.report_retrieval import family
 
 LENGTHS = {256: 1.0, 512: 0.9, 1024: 0.3, 4096: 0.0}
 
@@ -76,6 +77,12 @@ def test_lengths_are_never_averaged_and_intervals_are_wilsons(everything, tmp_pa
     with (tmp_path / "r" / "retrieval_passkey_haystack=noise-depth.csv").open() as file:
         depths = [line for line in csv.DictReader(file) if line["subject"] == "mamba"]
     assert len(depths) == 40 and {line["n"] for line in depths} == {"4"}
+
+
+def test_runs_of_several_seeds_share_a_colour():
+    assert family("mamba-seed1") == family("mamba-seed12") == "mamba" != family("mamba2-seed1")
+    assert family("attention-1e-3-seed1-stage3+yarn16") == "attention-1e-3-stage3+yarn16"
+    assert family("hybrid_s3") == "hybrid" and family("models3") == "models3"
 
 
 def test_what_was_not_learned_is_called_so(tmp_path):

@@ -25,7 +25,7 @@ from mezzotint.eval.speed_cell import Rates
 from mezzotint.eval.speed_passes import block_decoder, passes
 from mezzotint.eval.subjects import Subject, build, preset_subject
 from mezzotint.eval.tables import cell_table
-from mezzotint.eval.tables_speed import speed_tables
+from mezzotint.eval.tables_speed import reference_table, speed_tables
 from mezzotint.eval.timing import Protocol, Sample, Timing, interleave, summarize
 from mezzotint.models.config import parameter_count, pass_flops, preset, ssd_flops_per_token, visible_pairs
 from mezzotint.models.denoiser import Denoiser
@@ -372,3 +372,22 @@ def test_the_benchmark_runs_and_writes_its_table(tmp_path, monkeypatch):
 def test_states_are_plain_values():
     """fill_random and the timed passes build states from their fields; a new field must be thought of here."""
     assert list(State.__dataclass_fields__) == ["layers", "length", "max_length", "block_length"]
+
+
+def test_our_3b_models_stand_beside_the_reference():
+    def row(backbone: str, *, ms: float, gb: float, tokens: float) -> dict:
+        values = {"denoise_s": ms / 1e3, "peak_bytes": gb * 1e9, "block_tokens_per_s": tokens, "needed_bytes": 1}
+        identity = {"task": "speed", "subject": f"3b-{backbone}", "context": 262144, "batch": 1, "mode": "eager"}
+        return {"identity": identity, "status": "ok", "values": values}
+
+    rows = [row("attention", ms=58.62, gb=80, tokens=57), row("mamba", ms=3.38, gb=8, tokens=594)]
+    lost = row("attention_gqa", ms=1, gb=1, tokens=1) | {"values": {"needed_bytes": 20 * 10**9}}
+    lines = [line.strip("| ").split(" | ") for line in reference_table([*rows, lost]).splitlines()[2:]]
+    found = {(line[0], line[1]): line[2:] for line in lines}
+    assert len(found) == 9
+    assert found["3b-mamba", "ms a denoising step"] == ["6.76", "3.38", "0.5", "4.336", "17.34"]
+    assert found["3b-attention", "tok/s"] == ["114", "57", "0.5", "1", "1"]
+    assert found["3b-attention_gqa", "GB"] == ["-", "20", "-", "-", "4"]
+    assert found["3b-attention_gqa", "tok/s"] == ["-"] * 5
+    for change in ({"context": 1024}, {"batch": 2}, {"mode": "cudagraph"}, {"subject": "mamba"}):
+        assert reference_table([rows[1] | {"identity": rows[1]["identity"] | change}]) == ""
