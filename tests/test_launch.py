@@ -418,6 +418,7 @@ def test_a_stop_of_a_launch_script_has_the_runs_own_code_and_no_traceback(launch
     assert_stopped(one, "STOP was there")
     said = one.out.read_text()
     assert f"{one.run}: stopped and saved after step" in said and "Traceback" not in said
+    assert "ended with" not in said and "exits with return code" not in said  # to the launcher it is no failure
 
 
 @pytest.mark.slow
