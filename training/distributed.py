@@ -15,6 +15,8 @@ import torch.distributed as dist
 from mezzotint.models.errors import InputError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# how many processes these start at once; they do not say how the processes find each other
+STARTERS = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec"}
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,12 @@ def _complete_environment() -> bool:
     """Leave a launcher's variables alone; set those of a group of one, and return True, where there is no launcher."""
     given = [name for name in VARIABLES if name in os.environ]
     if "RANK" not in given and "WORLD_SIZE" not in given:
+        for name, starter in STARTERS.items():
+            if int(os.environ.get(name, "1")) > 1:
+                raise InputError(
+                    f"{starter} started {os.environ[name]} processes, each of which would train alone on one run folder: "
+                    "let it start one torchrun a node instead, as launch/slurm/train.sbatch does"
+                )
         # DeepSpeed looks at all five; nothing listens on the port of a group of one
         os.environ.update({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
         os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"})

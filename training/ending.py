@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,11 +38,19 @@ def ending(folder: Path, ranks: Ranks) -> Iterator[Ending]:
     """
     end = Ending()
     if not ranks.main:
+        if ranks.total(0.0):
+            raise SystemExit(outcome.BAD_INPUT)  # the main rank says why
         yield end
         ranks.barrier()
         return
     fresh = not folder.exists()
-    with lock.hold(folder):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock.hold(folder))
+        except BaseException:
+            ranks.total(1.0)  # the others leave as well
+            raise
+        ranks.total(0.0)
         outcome.remove(folder)
         try:
             yield end
