@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from mezzotint.data.cli import run_command
-from mezzotint.eval import bound_parser, report_parser, retrieval_parser, speed_parser
+from mezzotint.eval import bound_parser, lm_eval_parser, report_parser, retrieval_parser, speed_parser
 from mezzotint.models.errors import InputError
 
 EXAMPLES = """examples:
@@ -15,6 +15,7 @@ EXAMPLES = """examples:
   mezzotint-eval speed release/ --contexts 1k,4k,16k --quick
   mezzotint-eval speed --presets 3b --backbones attention,mamba,hybrid --contexts 1k,16k,256k
   mezzotint-eval bound release/ --data prepared/ --rows 32
+  mezzotint-eval lm-eval release/ --preset common-sense --limit 200
   mezzotint-eval generate release/ --prompt "def main" --max-new-tokens 128 --steps 8
   mezzotint-eval retrieval a/ b/ --tasks passkey,mqar --multiples 1,2,4,8,16 --out results.jsonl
   mezzotint-eval compare results.jsonl --subjects a b
@@ -42,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     bound_parser.add_parser(commands)
     _add_generate(commands)
     retrieval_parser.add_parser(commands)
+    lm_eval_parser.add_parser(commands)
     report_parser.add_parsers(commands)
     _add_doctor(commands)
     return parser

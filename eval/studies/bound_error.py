@@ -106,17 +106,19 @@ def small_model(*, steps: int, seed: int) -> tuple[Denoiser, Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         train_tokenizer(TrainTokenizerConfig(out=folder, vocab_size=1024, sample_mb=2.0))
         tokenizer = load_tokenizer(folder)
-    train, held_out, characters = [], [], 0
+    train: list[list[int]] = []
+    held_out: list[list[int]] = []
+    characters = 0
     for number, (_, text) in enumerate(corpus_documents("stdlib")):
-        ids = tokenizer.encode(text)
+        tokens = tokenizer.encode(text)
         kept = held_out if number % 20 == 0 else train
-        kept += [ids[i : i + ROW] for i in range(0, len(ids) - ROW + 1, ROW)]
+        kept += [tokens[i : i + ROW] for i in range(0, len(tokens) - ROW + 1, ROW)]
         characters += len(text)
         if characters > 3_000_000:
             break
     ids = {"mask_token_id": tokenizer.mask_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
-    sizes = {"d_model": 128, "d_ff": 384, "d_state": 32, "ssm_head_dim": 32, "init_std": 0.08, "pattern": "MMMM"}
-    config = preset("10m", "mamba", vocab_size=tokenizer.vocab_size, **ids, **sizes)
+    sizes = {"d_model": 128, "d_ff": 384, "d_state": 32, "ssm_head_dim": 32}
+    config = preset("10m", "mamba", vocab_size=tokenizer.vocab_size, init_std=0.08, pattern="MMMM", **ids, **sizes)
     g = torch.Generator().manual_seed(seed)
     model = Denoiser(config, generator=g)
     fit(model, torch.tensor(train), steps=steps, generator=g)
