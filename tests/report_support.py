@@ -46,6 +46,7 @@ def bound_rows(subject: str, *, worse: float = 0.0, rows: int = 12, text: str = 
             for edge, tokens in ((0, 64), (64, 64), (128, 128))
         ]
         levels = [[i / 10, 25.6 * (i / 10 + worse), 25.6] for i in range(10)]
+        levels[0] = [0.0, 0.0, 0.0]  # few draws leave bins empty
         identity = {
             "task": "bound", "subject": subject, "draws": 32, "design": "balanced-1", "seed": 0, "dtype": "float32",
             "device": "cpu", "text": text, "row_length": 256, "row": number,

@@ -98,6 +98,8 @@ def test_bounds_by_position_have_errors_over_rows(everything, tmp_path):
     assert [line["from"] for line in lines] == ["0", "64", "128"] * 2
     for line in lines:
         assert 2.0 < float(line["nats_per_token"]) < 2.4 and 0 < float(line["error"]) < 0.1 and line["n"] == "12"
+    with (tmp_path / "r" / "bound-masks.csv").open() as file:
+        assert [line["from"] for line in csv.DictReader(file)] == [f"{i / 10}" for i in range(1, 10)] * 2
 
 
 def test_a_cell_that_failed_as_a_whole_is_told(tmp_path):

@@ -204,6 +204,7 @@ def test_a_timed_block_is_what_denoising_step_by_step_gives(pattern):
     found = decode()
     assert torch.equal(found, decode()) and state.length.tolist() == [16, 16]
     _, after = decode.first()
+    assert after.length.tolist() == [16, 16], "the committed block ends where the state did"
     canvas = torch.full((2, 4), config.mask_token_id)
     for _ in range(4):
         own = model.denoise(canvas, after).softmax(-1)
