@@ -35,6 +35,13 @@ def table(columns: list[str], rows: list[list[str]], *, left: int = 1) -> str:
     return "\n".join(lines + ["| " + " | ".join(map(_safe, row)) + " |" for row in rows])
 
 
+def number(value: float | None) -> str:
+    """Four digits, whole above a thousand."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def _safe(cell: str) -> str:
     """Without what would end a cell of Markdown."""
     return " ".join(cell.replace("|", "\\|").split())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mezzotint.eval.memory import GB, GIB
 from mezzotint.eval.plots import short_count
+from mezzotint.eval.report_section import number
 from mezzotint.eval.roofline import CARDS
-from mezzotint.models.config import BACKBONES
+from mezzotint.eval.tables_reference import REFERENCE, reference_table
 
 FLAT_FROM = 16_384  # tokens from which peak and rate of a real prompt are compared
 
@@ -48,12 +47,12 @@ def latency_table(rows: list[dict], *, steps: int) -> str:
         rates = ["-", "-"]
         if "denoise_s" in values:
             measured = [
-                _number(values["denoise_s"] * 1e3),
-                f"{_number(values['denoise_p10_s'] * 1e3)} to {_number(values['denoise_p90_s'] * 1e3)}",
-                *(_number(values[f"{name}_s"] * 1e3) for name in ("commit", "advance", "floor")),
+                number(values["denoise_s"] * 1e3),
+                f"{number(values['denoise_p10_s'] * 1e3)} to {number(values['denoise_p90_s'] * 1e3)}",
+                *(number(values[f"{name}_s"] * 1e3) for name in ("commit", "advance", "floor")),
                 f"{values['denoise_s'] / values['floor_s']:.2f}",
             ]
-            rates = [_number(values[f"tokens_per_s_{steps}"]), _number(values.get("block_tokens_per_s"))]
+            rates = [number(values[f"tokens_per_s_{steps}"]), number(values.get("block_tokens_per_s"))]
         lines.append(_line(_names(row) + measured + _card_floors(values) + rates + [row["status"]]))
     return "\n".join(lines)
 
@@ -68,12 +67,12 @@ def memory_table(rows: list[dict]) -> str:
     for row in rows:
         values = row["values"]
         peak = values.get("peak_bytes", values["needed_bytes"])
-        known = [f"{values['parameters'] / 1e6:.1f}M", _number(values["weight_bytes"] / GB)]
-        known += [_number(values["state_bytes"] / GB), _number(peak / GB), _number(peak / GIB)]
+        known = [f"{values['parameters'] / 1e6:.1f}M", number(values["weight_bytes"] / GB)]
+        known += [number(values["state_bytes"] / GB), number(peak / GB), number(peak / GIB)]
         known += [_giga(values, "process_{}_peak_bytes", "allocated_{}_peak_bytes", part) for part in PARTS]
         rest = ["-", "-"]
         if "prefill_tokens_per_s" in values:
-            rest = [_number(values["prefill_tokens_per_s"]), _number(values["first_block_8_s"])]
+            rest = [number(values["prefill_tokens_per_s"]), number(values["first_block_8_s"])]
         lines.append(_line(_names(row) + known + rest + [row["status"]]))
     return "\n".join(lines)
 
@@ -121,89 +120,6 @@ def fill_sentence(row: dict) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Published:
-    """A row of the reference's table: one H100, 262,144 tokens of context, batch 1, blocks of 32."""
-
-    ms: float
-    gb: float
-    tokens_per_s: float
-
-
-# arXiv 2609.11998, "Fixed State, Long Reach: What a Constant-Size Cache Buys Block Diffusion at Scale", 3B models
-PUBLISHED = {
-    "attention": Published(29.31, 81.91, 114),
-    "mamba": Published(6.76, 7.65, 297),
-    "hybrid": Published(10.74, 21.52, 231),
-}
-REFERENCE_CONTEXT = 262_144
-REFERENCE = (
-    "Beside the reference (arXiv 2609.11998: 3B models, one H100, 262,144 tokens of context, one row). `of "
-    "attention`: what attention takes or holds, over this model; the reference's, then ours. GB of ours is the peak "
-    "by count of storages; where it does not fit, weights and state."
-)
-
-
-def reference_table(rows: list[dict]) -> str:
-    """Our 3b presets at 262,144 tokens and one row beside the published figures, with ratios where both exist; else ''."""
-    found: dict[str, dict] = {}
-    for row in rows:
-        identity = row["identity"]
-        backbone = identity["subject"].removeprefix("3b-")
-        at = (identity["context"], identity["batch"], identity["mode"]) == (REFERENCE_CONTEXT, 1, "eager")
-        if at and identity["subject"] != backbone and backbone in BACKBONES:
-            found[backbone] = row["values"]
-    if not found:
-        return ""
-    lines = [
-        "| model | quantity | reference | ours | ours / reference | of attention: reference | ours |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for backbone in BACKBONES:
-        if backbone not in found:
-            continue
-        published = PUBLISHED.get(backbone)
-        theirs = (published.ms, published.gb, published.tokens_per_s) if published else (None, None, None)
-        first = PUBLISHED["attention"]
-        theirs_first = (first.ms, first.gb, first.tokens_per_s)
-        ours, ours_first = _quantities(found[backbone]), _quantities(found.get("attention", {}))
-        for i, name in enumerate(("ms a denoising step", "GB", "tok/s")):
-            lines.append(
-                _line(
-                    [
-                        f"3b-{backbone}",
-                        name,
-                        _number(theirs[i]),
-                        _number(ours[i]),
-                        _number(_over(ours[i], theirs[i])),
-                        _number(_over(theirs_first[i], theirs[i])),
-                        _number(_over(ours_first[i], ours[i])),
-                    ]
-                )
-            )
-    return "\n".join(lines)
-
-
-def _quantities(values: dict) -> tuple[float | None, float | None, float | None]:
-    """ms a step, GB, tokens/s as decoded (else of passes alone, 8 steps)."""
-    if not values:
-        return None, None, None
-    step = values["denoise_s"] * 1e3 if "denoise_s" in values else None
-    peak = values.get("peak_bytes", values["needed_bytes"]) / GB
-    return step, peak, values.get("block_tokens_per_s", values.get("tokens_per_s_8"))
-
-
-def _over(top: float | None, bottom: float | None) -> float | None:
-    return top / bottom if top is not None and bottom else None
-
-
-def _number(value: float | None) -> str:
-    """Four digits, whole above a thousand."""
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
-
-
 def _names(row: dict) -> list[str]:
     identity = row["identity"]
     return [identity["subject"], identity["mode"], short_count(identity["context"]), str(identity["batch"])]
@@ -214,14 +130,14 @@ def _card_floors(values: dict) -> list[str]:
     cells = []
     for card in CARDS:
         name = f"floor_{card.name.lower()}"
-        shown = _number(values[f"{name}_s"] * 1e3) if f"{name}_s" in values else "-"
+        shown = number(values[f"{name}_s"] * 1e3) if f"{name}_s" in values else "-"
         cells.append(shown if values.get(f"{name}_fits", True) else f"({shown})")
     return cells
 
 
 def _giga(values: dict, process: str, allocated: str, part: str) -> str:
     count = values.get(process.format(part), values.get(allocated.format(part)))
-    return _number(None if count is None else count / GB)
+    return number(None if count is None else count / GB)
 
 
 def _line(cells: list[str]) -> str:

@@ -16,7 +16,7 @@ from report_support import (
 from mezzotint.eval.__main__ import main
 from mezzotint.eval.intervals import wilson
 from mezzotint.eval.report_files import MARK
-from mezzotint.eval.report_retrieval import family
+from mezzotint.eval.report_retrieval_plots import family
 
 LENGTHS = {256: 1.0, 512: 0.9, 1024: 0.3, 4096: 0.0}
 

@@ -25,7 +25,8 @@ from mezzotint.eval.speed_cell import Rates
 from mezzotint.eval.speed_passes import block_decoder, passes
 from mezzotint.eval.subjects import Subject, build, preset_subject
 from mezzotint.eval.tables import cell_table
-from mezzotint.eval.tables_speed import reference_table, speed_tables
+from mezzotint.eval.tables_reference import reference_table
+from mezzotint.eval.tables_speed import speed_tables
 from mezzotint.eval.timing import Protocol, Sample, Timing, interleave, summarize
 from mezzotint.models.config import parameter_count, pass_flops, preset, ssd_flops_per_token, visible_pairs
 from mezzotint.models.denoiser import Denoiser
