@@ -159,19 +159,15 @@ def _retrieval(pairs: list[Pair], cell: str, confidence: float) -> list[Line]:
 
 
 def _bound(pairs: list[Pair], cell: str, confidence: float) -> list[Line]:
-    a, b = pairs_values(pairs, "nats")
-    tokens = pairs_values(pairs, "tokens")
-    if tokens[0] != tokens[1]:
-        raise InputError(f"{cell}: the two sides scored different numbers of tokens: {DIFFERENT}")
-    difference = paired_ratios(a, b, tokens[0], confidence=confidence)
-    total = sum(tokens[0])
-    return [Line(cell, "nats/token (<=)", len(pairs), sum(a) / total, sum(b) / total, difference)]
+    return [_per_token(pairs_values(pairs, "nats"), pairs_values(pairs, "tokens"), cell, confidence)]
 
 
 def _harness(pairs: list[Pair], cell: str, confidence: float) -> list[Line]:
     """One row a task: its documents are the pairs."""
-    a, b = (row["values"]["samples"] for row in (pairs[0].a, pairs[0].b))
+    a, b = (dict(row["values"]["samples"]) for row in (pairs[0].a, pairs[0].b))
     lines = []
+    if {"nats", "tokens"} <= set(a) & set(b):  # documents of any length: their ratio is the score
+        lines.append(_per_token((a.pop("nats"), b.pop("nats")), (a.pop("tokens"), b.pop("tokens")), cell, confidence))
     for metric in a:
         both = (a[metric], b.get(metric, []))
         if not both[0] or len(both[0]) != len(both[1]):
@@ -179,6 +175,15 @@ def _harness(pairs: list[Pair], cell: str, confidence: float) -> list[Line]:
         binary = all(value in (0, 1) for values in both for value in values)
         lines.append((_right_or_wrong if binary else _mean)(both, cell, metric, confidence))
     return lines
+
+
+def _per_token(
+    nats: tuple[list[float], list[float]], tokens: tuple[list[float], list[float]], cell: str, confidence: float
+) -> Line:
+    if tokens[0] != tokens[1]:
+        raise InputError(f"{cell}: the two sides scored different numbers of tokens: {DIFFERENT}")
+    difference, total = paired_ratios(*nats, tokens[0], confidence=confidence), sum(tokens[0])
+    return Line(cell, "nats/token (<=)", len(nats[0]), sum(nats[0]) / total, sum(nats[1]) / total, difference)
 
 
 def pairs_values(pairs: list[Pair], name: str) -> tuple[list[float], list[float]]:

@@ -66,7 +66,10 @@ def harness_rows(subject: str, *, right: int, documents: int = 50) -> list[dict]
         "metric": "acc", "value": share, "stderr": 0.05, "n": documents, "task_version": 1.0, "num_fewshot": 0,
         "prompts": "h1",
         "metrics": {"acc": {"value": share, "stderr": 0.05}, "bits_per_byte": {"value": 1.5, "stderr": None}},
-        "samples": {"acc": [float(i < right) for i in range(documents)]},
+        "samples": {
+            "acc": [float(i < right) for i in range(documents)],
+            "nats": [100.0 - right + i % 3 for i in range(documents)], "tokens": [50.0] * documents,
+        },
     }  # fmt: skip
     return [{"identity": identity, "status": "ok", "values": values}]
 

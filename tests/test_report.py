@@ -182,6 +182,8 @@ def test_compare_pairs_every_cell(everything, tmp_path, capsys):
     assert float(bound[5]) == pytest.approx(-0.1, abs=1e-4) and float(bound[8].strip("<")) < 1e-6
     piqa = by_name["lm-eval/piqa", "acc"]
     assert piqa[7] == "10 / 0" and float(piqa[8]) == pytest.approx(2 * 0.5**10, rel=1e-2)
+    per_token = by_name["lm-eval/piqa", "nats/token (<=)"]
+    assert per_token[2] == "50" and per_token[5] == "-0.2000" and ("lm-eval/piqa", "tokens") not in by_name
     assert all(float(line[9].strip("<")) >= float(line[8].strip("<")) for line in lines)
     assert (tmp_path / "c.md").read_text().startswith(MARK)
     backwards = {
