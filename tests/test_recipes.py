@@ -1,5 +1,6 @@
 """Every shipped recipe loads and resolves; mistakes in one are a sentence that names the key, and exit code 2."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,21 +13,29 @@ from training_support import command, corpus, recipe, recipe_file, run_command
 
 from mezzotint.models.config import BACKBONES, PRESETS, ModelConfig, parameter_count, preset
 from mezzotint.models.errors import InputError
+from mezzotint.models.weights import config_dict
 from mezzotint.training.build import make_plan
 from mezzotint.training.config import RECIPES, arms_hash, dump, load_recipe
 from mezzotint.training.dry_run import dry_run, flops_per_token
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+CONTINUED = {"3b_32k": ["init_from=null", "model.preset=3b"]}  # it starts from a release: here from its preset
+ARMS = {
+    "3b_attention": "attention",
+    "3b_mamba": "mamba",
+    "3b_hybrid": "hybrid",
+    "3b_attention_gqa": "attention_gqa",
+}
 
 
 def test_there_is_a_recipe_for_every_preset_and_the_demo():
-    assert set(NAMES) >= {*PRESETS, "demo", "3b_reference"}
+    assert set(NAMES) >= {*PRESETS, *ARMS, *CONTINUED, "demo", "3b_reference", "3b_reference_fineweb"}
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_recipe_loads_and_its_numbers_fit_together(name, backbone, tmp_path):
-    config = load_recipe(name, [f"model.backbone={backbone}"])
+    config = load_recipe(name, [f"model.backbone={backbone}", *CONTINUED.get(name, [])])
     block = config.model.block or preset(config.model.preset, backbone).block_length
     preset(config.model.preset, backbone, **(config.model.overrides | {"block_length": block}))  # raises what is wrong
     assert config.data.row_length % block == 0
@@ -38,10 +47,13 @@ def test_recipe_loads_and_its_numbers_fit_together(name, backbone, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_recipe_resolves_on_a_small_corpus(name):
+def test_recipe_resolves_on_a_small_corpus(name, tmp_path):
     """With data of our own in place of its own: all that happens before the first step, without the weights."""
     folder = json.dumps([[str(corpus() / "train"), 1.0]])
     overrides = [f"data.sources={folder}", f"validation.folder={corpus() / 'heldout'}"]
+    if name in CONTINUED:  # its rows are longer than the corpus
+        (tmp_path / "config.json").write_text(json.dumps(config_dict(preset("3b", "mamba"))))
+        overrides += [f"init_from={tmp_path}", "data.row_length=1024", "objective.frontiers=all"]
     plan = make_plan(load_recipe(name, overrides))
     assert plan.model.vocab_size == plan.tokenizer.vocab_size
     assert plan.model.mask_token_id == plan.tokenizer.mask_id
@@ -63,6 +75,34 @@ def test_reference_numbers():
         assert config.objective.frontiers == frontiers
 
 
+def test_arms_are_one_recipe_and_a_backbone():
+    """Key by key, what an arm changes is its backbone and its run folder; its hash is that of all arms."""
+    base = yaml.safe_load(dump(load_recipe("3b")))
+    hashes = set()
+    for name, backbone in ARMS.items():
+        assert yaml.safe_load((RECIPES / f"{name}.yaml").read_text()).keys() == {"extends", "run", "model"}
+        arm = yaml.safe_load(dump(load_recipe(name)))
+        assert arm.pop("run") == f"runs/{name}" and arm["model"].pop("backbone") == backbone
+        assert arm == {key: value for key, value in base.items() if key != "run"} | {
+            "model": {key: value for key, value in base["model"].items() if key != "backbone"}
+        }
+        hashes.add(arms_hash(load_recipe(name), "data"))
+    assert len(hashes) == 1
+    assert arms_hash(load_recipe("3b_attention_bf16"), "data") not in hashes
+
+
+def test_recipes_beside_the_reference():
+    reference, ungated = load_recipe("3b_reference"), load_recipe("3b_reference_fineweb")
+    assert ungated.data.sources != reference.data.sources
+    same = {"run": reference.run, "data": reference.data, "validation": reference.validation}
+    assert dataclasses.replace(ungated, **same) == reference
+    long = load_recipe("3b_32k")
+    assert long.data.row_length == 32_768 and long.rows_per_step * long.data.row_length == 4096 * 1024
+    assert long.optim.lr < load_recipe("3b").optim.lr
+    scaled = preset("3b", "attention", **long.model.overrides)
+    assert scaled.rope_scaling == "yarn" and scaled.rope_factor * scaled.rope_trained_length == long.data.row_length
+
+
 def test_arms_hash_leaves_out_the_backbone_and_nothing_else_that_matters(tmp_path):
     base = recipe(tmp_path)
     value = arms_hash(base, "data")
@@ -72,6 +112,8 @@ def test_arms_hash_leaves_out_the_backbone_and_nothing_else_that_matters(tmp_pat
         "micro_rows=1",
         "log.every=3",
         "checkpoint.every=2",
+        "engine.activations=layer",
+        "engine.zero_stage=0",
         "model.pattern=MM",
     ):
         assert arms_hash(recipe(tmp_path, same), "data") == value, same
@@ -105,8 +147,8 @@ def test_arms_hash_leaves_out_the_backbone_and_nothing_else_that_matters(tmp_pat
         ("seed=true", ["seed", "True"]),
         ("model.d_ff=1.5", ["d_ff", "1.5"]),
         ("objective.frontiers=some", ["objective.frontiers", "'some'"]),
-        ("engine.zero_stage=3", ["engine.zero_stage is 3"]),
-        ("engine.precision=bf16", ["engine.precision", "'bf16'"]),
+        ("engine.zero_stage=4", ["engine.zero_stage is 4"]),
+        ("engine.precision=fp8", ["engine.precision", "'fp8'"]),
         ("data.sources.3.1=1", ["'3'", "list of 1"]),
         ("steps", ["key.path=value"]),
         ("optim=3", ["optim", "3"]),
