@@ -94,7 +94,7 @@ def steps(place: Place, overrides: Sequence[str]) -> None:
     require_matched(place)
     say("measuring denoising, commit and prefill from 1k to 256k tokens of context")
     releases = [str(place.release(arm)) for arm in sorted(ARMS)]
-    command = ["mezzotint.eval", "speed", *releases, "--contexts", CONTEXTS, "--quick", "--check-fill"]
+    command = ["mezzotint.eval", "speed", *releases, "--contexts", CONTEXTS, "--quick", "--check-fill", "--in-process"]
     step([*command, "--out", str(place.results / "speed.jsonl")], place.log("speed"), show=True)
 
 
