@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from kill_support import start
+from kill_support import cut_small_parameters, start
 from support import PATTERNS, tiny_config, tiny_model
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
-from training_support import curve, recipe, records
+from training_support import corpus, curve, recipe, records
 
 from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.errors import InputError
 from mezzotint.models.schedule import Schedule
+from mezzotint.training import engine
 from mezzotint.training.build import make_plan
 from mezzotint.training.checkpoint import load_weights
 from mezzotint.training.config import TrainConfig
@@ -27,6 +28,7 @@ from mezzotint.training.objective import Objective
 
 STEPS, ROWS = 12, 8
 SKIPPED = 5  # a step, from 1, whose loss is NaN in some tests
+SLOW = pytest.mark.slow
 ATTENTION = ("model.backbone=attention", "model.pattern=AA")
 
 
@@ -78,6 +80,12 @@ def assert_close_curves(run: Path, expected: list[tuple[float, float]], toleranc
             assert mine[1] == pytest.approx(theirs[1], rel=10 * tolerance), f"gradient norm of step {step}"
 
 
+@pytest.fixture(autouse=True)
+def _small_parameters_are_cut(monkeypatch):
+    monkeypatch.setattr(engine, "_settings", engine._settings)
+    cut_small_parameters()
+
+
 @pytest.fixture(scope="module")
 def by_hand(tmp_path_factory):
     return plain(config(tmp_path_factory.mktemp("plain")))
@@ -86,7 +94,7 @@ def by_hand(tmp_path_factory):
 # -- stages, accumulation, ranks -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("micro_rows", [8, 2])  # accumulation 1 and 4
+@pytest.mark.parametrize("micro_rows", [2, pytest.param(8, marks=SLOW)])  # accumulation 4 and 1
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_stage_is_the_plain_step(by_hand, tmp_path, stage, micro_rows):
     """To 1e-5: float32 sums over rows and parameters are added up in another order; weights to what AdamW's sign-like
@@ -99,7 +107,7 @@ def test_every_stage_is_the_plain_step(by_hand, tmp_path, stage, micro_rows):
         torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=5e-5)
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("world, micro_rows", [(2, 4), (2, 1), (4, 2)])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_stage_is_the_plain_step_on_several_ranks(by_hand, tmp_path, stage, world, micro_rows):
@@ -110,7 +118,7 @@ def test_every_stage_is_the_plain_step_on_several_ranks(by_hand, tmp_path, stage
     assert_close_curves(tmp_path / "run", by_hand[0], 1e-5)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 1, pytest.param(2, marks=SLOW), pytest.param(3, marks=SLOW)])
 def test_a_skipped_step_leaves_the_plain_steps_around_it(tmp_path, monkeypatch, stage):
     """AdamW's bias correction counts updates, not steps: a wrong count moves the losses after it by percents."""
     forward, passes = Objective.forward, []
@@ -128,10 +136,38 @@ def test_a_skipped_step_leaves_the_plain_steps_around_it(tmp_path, monkeypatch, 
     assert_close_curves(tmp_path / "run", plain(config(tmp_path), skip=SKIPPED)[0], 1e-5)
 
 
+HANGS = pytest.mark.xfail(strict=True, reason="the final norm is called once for each piece, and gathered each time")
+
+
+@SLOW
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=HANGS)])
+def test_ranks_may_differ_in_how_many_pieces_the_loss_is_computed(by_hand, tmp_path, stage):
+    """Masked tokens differ from rank to rank: under stage 3 none may wait for weights that the other does not gather."""
+    config(tmp_path)
+    overrides = ["optim.shape=constant", f"engine.zero_stage={stage}", "micro_rows=2", "objective.loss_chunk=16"]
+    ended = start(tmp_path / "recipe.yaml", *overrides, "guard.hang_seconds=20", world=2)
+    assert ended.codes == [0, 0], ended
+    assert_close_curves(tmp_path / "run", by_hand[0], 1e-5)
+
+
+@SLOW
+def test_the_bound_of_cut_weights_is_that_of_whole_ones(tmp_path):
+    """Stage 3 without an average: the model that is judged is put together from the fragments of two ranks."""
+    config(tmp_path)
+    validation = [f"validation.folder={corpus() / 'heldout'}", "validation.every=6", "validation.rows=6"]
+    found = []
+    for stage in (1, 3):
+        run, engine = tmp_path / f"stage-{stage}", f"engine.zero_stage={stage}"
+        ended = start(tmp_path / "recipe.yaml", *validation, f"run={run}", engine, world=2)
+        assert ended.codes == [0, 0], ended
+        found.append([record["nats_per_token"] for record in records(run, "validation")])
+    assert len(found[0]) == 2 and found[1] == pytest.approx(found[0], rel=1e-6)
+
+
 # -- precision -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=SLOW), 1, 2, pytest.param(3, marks=SLOW)])
 def test_autocast_is_plain_autocast_with_float32_weights(tmp_path, stage):
     """To 1e-3: a product rounded to bfloat16 (2^-9) flips its last bit when a weight differs in the seventh digit."""
     setup = config(tmp_path, "engine.precision=autocast", f"engine.zero_stage={stage}", "micro_rows=8")
@@ -144,7 +180,7 @@ def test_autocast_is_plain_autocast_with_float32_weights(tmp_path, stage):
     assert not all(value.equal(value.bfloat16().float()) for value in weights.values())
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=SLOW), pytest.param(3, marks=SLOW)])
 def test_bf16_trains_attention_with_float32_masters(tmp_path, stage):
     """Weights are rounded to bfloat16 (2^-9 each) before every pass: losses within 2% of float32, alike to 1e-3 between
     the stages, which add up rounded gradients in float32."""
@@ -216,7 +252,7 @@ def test_the_gradients_do_not_depend_on_what_is_kept(pattern, loss_chunk):
     assert flops[everything] == flops[selected] < flops[inputs]  # no matrix product is computed again
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=SLOW)])
 @pytest.mark.parametrize("activations", ["selective", "layer"])
 def test_training_does_not_depend_on_what_is_kept(tmp_path, activations, stage):
     """To the bit: what is computed again is computed by the same operations on the same numbers."""
@@ -225,7 +261,7 @@ def test_training_does_not_depend_on_what_is_kept(tmp_path, activations, stage):
     assert curve(tmp_path / "run") == curve(tmp_path / "all")
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("activations", ["all", "layer"])
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_compiled_layers_compute_the_same(by_hand, tmp_path, stage, activations):

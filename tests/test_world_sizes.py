@@ -202,6 +202,26 @@ def test_a_number_of_ranks_that_cannot_share_the_rows_is_refused(place, whole, f
     assert run.exists() != fresh and written() == before
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors", "state.json"])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_damage_that_any_rank_finds_makes_all_go_back_to_the_one_before(place, whole, name, world):
+    """Each rank hashes its share of the files; one of them speaks for all."""
+    run = place / f"damaged-{name}-{world}"
+    shutil.copytree(whole, run)
+    path = run / "checkpoints" / f"step-{STEPS}" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    ended = start(place / "recipe.yaml", f"run={run}", world=world)
+    assert ended.codes == [0] * world, ended
+    said = "".join(ended.output)
+    assert said.count(f"step-{STEPS} is damaged ({name} has changed); trying the one before") == 1, ended
+    assert f"at step {STEPS - EVERY} from step-{STEPS - EVERY}" in said, ended
+    assert (run / "checkpoints" / f"step-{STEPS}.damaged").is_dir()
+    assert_same_losses(run, whole)
+
+
 # -- where a run is interrupted --------------------------------------------------------------------------------------
 
 
@@ -217,6 +237,7 @@ def go_through(place: Path, name: str, starts: Sequence[tuple[list[Harm], int]])
     return run
 
 
+@pytest.mark.slow
 def test_stopped_three_times_and_at_the_ends_of_epochs(place, whole):
     """An epoch is 6 steps: the second ends at step 12, the third at 18."""
     stops = [([harm("stop_after", step=step, victim=step % 2)], STOPPED) for step in (5, 12, 18)]
@@ -229,6 +250,7 @@ def test_killed_when_the_checkpoint_at_an_epochs_end_is_in_place(place, whole):
     assert_same_run(go_through(place, "epochs", [*kills, ([], 0)]), whole, "")  # at steps 12 and 24
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_of_its_step_however_late_it_is_written(place, whole):
     """The second one, of step 4; the run is killed when the third begins to be copied."""
     harms = [harm("write_late", seconds=0.3, ranks=[0, 1]), at_point("before the copy", 3)]
