@@ -159,7 +159,8 @@ def killed_again_and_again(place: Path, whole: Path, go: Start, points: Sequence
 
     A run that comes to its end is held against `whole`, and another begun.
     """
-    waiting, losses, runs, newest = list(points), [], 0, -1
+    losses: list[Loss] = []
+    waiting, runs, newest = list(points), 0, -1
     while True:
         run = place / f"{name}-{runs}"
         ended, how = go(run, waiting[0] if waiting else None)
