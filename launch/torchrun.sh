@@ -29,7 +29,7 @@ fi
 
 "$PYTHON" -m mezzotint.launch.agent \
     --nnodes="$NODES" --nproc-per-node="$PROCESSES_PER_NODE" --max-restarts=0 \
-    --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$run" \
+    --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="${run//\//.}" \
     -m mezzotint.launch.rank "$@" &
 trainer=$!
 while kill -0 "$trainer" 2>/dev/null; do

@@ -34,7 +34,12 @@ def main() -> int:
     words = sys.argv[1:]
     looks = {"status": (_status_parser, _status), "plot": (_plot_parser, _plot)}
     make_parser, run = looks.get(words[0], (_parser, _train)) if words else (_parser, _train)
-    options = make_parser().parse_args(words[1:] if run is not _train else words)
+    parser = make_parser()
+    options, rest = parser.parse_known_args(words[1:] if run is not _train else words)
+    if any(word.startswith("-") for word in rest) or (rest and run is not _train):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if run is _train:
+        options.override += rest  # argparse leaves those that follow an option
     # threads that spin while they wait make small operations many times slower on shared cores; set before torch loads
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if "OMP_NUM_THREADS" not in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:

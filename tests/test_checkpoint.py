@@ -247,7 +247,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_never_starts_over(copy):
         ("model.d_ff=64", ["model.d_ff 32", "has 64"]),
         ("objective.frontiers=one", ["objective.frontiers all", "has one"]),
         ("engine.precision=autocast", ["engine.precision float32", "has autocast"]),
-        ("data.seed=4", ["data and its order"]),
+        ("data.seed=4", ["data.seed 0", "has 4"]),
     ],
 )
 def test_another_recipe_or_data_is_refused_with_both_values_and_nothing_written(copy, override, words):
@@ -299,3 +299,56 @@ def test_weights_of_a_folder_without_checkpoint_are_refused_in_a_sentence(tmp_pa
     assert train(recipe(tmp_path, steps=1)) == 0
     with pytest.raises(InputError, match="ema_decay 0"):
         load_weights(tmp_path / "run", ema=True)
+
+
+@pytest.mark.parametrize("content", ["null", "[]", '{"files": [], "files_sha256": 1}', '{"files": {"a": 1}}'])
+def test_a_manifest_of_another_kind_is_damage(copy, content):
+    (copy / "checkpoints" / "step-20" / "manifest.json").write_text(content)
+    assert "manifest.json" in damage(copy / "checkpoints" / "step-20")
+
+
+def test_a_file_that_cannot_be_read_is_passed_over(whole, copy, monkeypatch, capsys):
+    sha256 = checkpoint.sha256
+
+    def sick(path):
+        if "step-20" in str(path):
+            raise OSError(5, "Input/output error", str(path))
+        return sha256(path)
+
+    monkeypatch.setattr(checkpoint, "sha256", sick)
+    assert newest(copy, print).name == "step-15"
+    assert "cannot be read (Input/output error)" in capsys.readouterr().out
+
+
+def test_records_without_checkpoints_never_start_over(copy):
+    before = (copy / "metrics.jsonl").read_bytes()
+    shutil.rmtree(copy / "checkpoints")
+    (copy / "latest").unlink()
+    with pytest.raises(InputError, match=r"has no checkpoint, but .*metrics\.jsonl has records up to step 20"):
+        train(recipe(copy.parent, f"run={copy}", **options()))
+    assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_pointer_that_cannot_be_written_is_told_truly_and_mended(tmp_path, monkeypatch, capsys):
+    point = checkpoint.point
+
+    def full(run, name):
+        if name == "step-6":
+            raise OSError(28, "No space left on device")
+        point(run, name)
+
+    config = recipe(tmp_path, steps=6, checkpoint={"every": 3})
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "point", full)
+        assert train(config) == 0
+    assert "checkpoint step-6 is complete, but" in capsys.readouterr().out
+    assert (tmp_path / "run" / "latest").read_text() == "step-3\n"
+    assert train(config) == 0
+    assert (tmp_path / "run" / "latest").read_text() == "step-6\n"
+
+
+def test_lost_records_are_told(copy, capsys):
+    (copy / "metrics.jsonl").unlink()
+    shutil.rmtree(copy / "checkpoints" / "step-20")
+    assert train(recipe(copy.parent, f"run={copy}", **options())) == 0
+    assert "metrics.jsonl lacks records: step 15 is not among them" in capsys.readouterr().out

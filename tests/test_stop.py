@@ -159,3 +159,12 @@ def test_a_file_system_without_locks_is_said_and_passed(tmp_path, monkeypatch, c
         pass
     said = capsys.readouterr().out
     assert said.count("cannot be locked (Operation not supported)") == 1
+
+
+def test_only_a_stop_file_from_before_the_process_is_old(tmp_path):
+    stop = StopSignal(tmp_path)
+    assert not stop.clear_old()
+    (tmp_path / "STOP").touch()
+    assert not stop.clear_old() and (tmp_path / "STOP").exists()
+    os.utime(tmp_path / "STOP", (1, 1))
+    assert stop.clear_old() and not (tmp_path / "STOP").exists()

@@ -108,19 +108,23 @@ def damage(folder: Path, *, share: tuple[int, int] = (0, 1)) -> str | None:
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files, listed = manifest["files"], manifest["files_sha256"]
-    except (OSError, ValueError, KeyError):
+        files, listed = dict(manifest["files"]), manifest["files_sha256"]
+        sizes = {name: int(entry["bytes"]) for name, entry in files.items()}
+    except (OSError, ValueError, KeyError, TypeError):
         return f"{MANIFEST} is missing or unreadable"
     if _listing_hash(files) != listed:
         return f"{MANIFEST} has changed"
-    for place, (name, entry) in enumerate(files.items()):
+    for place, (name, size) in enumerate(sizes.items()):
         path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes, not {entry['bytes']}"
-        if place % share[1] == share[0] and sha256(path) != entry["sha256"]:
-            return f"{name} has changed"
+        try:
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size} bytes, not {size}"
+            if place % share[1] == share[0] and sha256(path) != files[name]["sha256"]:
+                return f"{name} has changed"
+        except OSError as error:  # a bad sector, a file server that is not well
+            return f"{name} cannot be read ({error.strerror})"
     return None
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from mezzotint.models.errors import InputError
 
+T = TypeVar("T")
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # how many processes these start at once; they do not say how the processes find each other
 STARTERS = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec"}
@@ -51,6 +53,18 @@ class Ranks:
         if self.world > 1:
             dist.all_gather_object(found, values)
         return [value for part in found for value in part]
+
+    def alone(self, work: Callable[[], T]) -> T | None:
+        """`work` on the main rank, None on the others; collective. When it fails there, the others leave as well."""
+        done, failure = None, None
+        if self.main:
+            try:
+                done = work()
+            except Exception as error:
+                failure = error
+        if self.total(float(failure is not None)):
+            raise failure or SystemExit(2)  # the main rank says why
+        return done
 
     def barrier(self) -> None:
         if self.world > 1:

@@ -38,20 +38,13 @@ def ending(folder: Path, ranks: Ranks) -> Iterator[Ending]:
     """
     end = Ending()
     if not ranks.main:
-        if ranks.total(0.0):
-            raise SystemExit(outcome.BAD_INPUT)  # the main rank says why
+        ranks.alone(lambda: None)
         yield end
         ranks.barrier()
         return
     fresh = not folder.exists()
     with ExitStack() as stack:
-        try:
-            stack.enter_context(lock.hold(folder))
-        except BaseException:
-            ranks.total(1.0)  # the others leave as well
-            raise
-        ranks.total(0.0)
-        outcome.remove(folder)
+        ranks.alone(lambda: _take_over(folder, stack))
         try:
             yield end
         except (InputError, DataError) as error:
@@ -65,3 +58,8 @@ def ending(folder: Path, ranks: Ranks) -> Iterator[Ending]:
             raise
         outcome.write(folder, code=end.code, step=end.step, reason=end.reason)
         ranks.barrier()
+
+
+def _take_over(folder: Path, stack: ExitStack) -> None:
+    stack.enter_context(lock.hold(folder))
+    outcome.remove(folder)

@@ -33,6 +33,7 @@ from mezzotint.training.stopwatch import Stopwatch
 from mezzotint.training.watchdog import Watchdog
 
 SPOILED = "weights are not finite"
+STARTING = 1800.0  # seconds a rank may at least take to build the model and to read a checkpoint
 
 
 def train(config: TrainConfig, *, profile: bool = False) -> int:
@@ -42,12 +43,14 @@ def train(config: TrainConfig, *, profile: bool = False) -> int:
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal(folder))  # outermost: launchers signal ranks that are only leaving, too
         end = stack.enter_context(ending(folder, ranks))
-        dog = Watchdog(folder, rank=ranks.rank, world=ranks.world, limit=config.guard.hang_seconds)
-        run = start(make_plan(config), ranks, stop, dog)
-        stack.enter_context(closing(run.engine))
-        state = resume(run)
-        write_recipe(run)
-        if ranks.main and stop.clear():
+        limit = config.guard.hang_seconds
+        dog = Watchdog(folder, rank=ranks.rank, world=ranks.world, limit=limit)
+        with Watchdog(folder, rank=ranks.rank, world=ranks.world, limit=limit and max(limit, STARTING)):
+            run = start(make_plan(config), ranks, stop, dog)
+            stack.enter_context(closing(run.engine))
+            state = resume(run)
+            write_recipe(run)
+        if ranks.main and stop.clear_old():
             ranks.say(f"removed {folder}/STOP, which was there before this start")
         first = state.step if state is not None else 0
         due = state is not None and state.validation_due and not validated(run, first)
@@ -234,7 +237,10 @@ def save(run: Run, step: int, *, validation_due: bool = False) -> bool:
 def diverged(run: Run, step: int, fault: str, end: Ending) -> int:
     """The end of a run that must not go on because of what `step` brought."""
     run.saver.finish()  # what is being written was sound when it was copied
-    run.ranks.say(f"step {step}: {fault}; go on from the newest checkpoint in {run.plan.config.run}")
+    run.ranks.say(
+        f"step {step}: {fault}. The same start comes to the same step: mend the data, raise guard.skip_budget, or export "
+        f"the newest checkpoint of {run.plan.config.run} and start another run from it (init_from) with a lower optim.lr"
+    )
     return end.at(step - 1, DIVERGED, fault)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from mezzotint.models.errors import InputError
 from mezzotint.training import strict
 from mezzotint.training.board import import_wandb
 from mezzotint.training.breakdown import BINS, Breakdown, means, named
@@ -177,7 +176,7 @@ def _per_step(seconds: torch.Tensor, whole: float) -> dict[str, float]:
 def _pace(run: Run, kept: list[dict]) -> Pace:
     """Bounds and pace of earlier starts are first guesses; a pace on another number of ranks says nothing."""
     config = run.plan.config
-    worlds = [record["world"] for record in kept if record["kind"] == "start"]
+    worlds = [record["world"] for record in kept if record["kind"] == "start" and "world" in record]
     paces = [record["seconds_per_step"] for record in kept if "seconds_per_step" in record]
     bounds = Costly(config.validation.every if run.plan.held_out is not None else 0)
     for record in kept:
@@ -192,15 +191,7 @@ def _open(run: Run, first: int) -> Log | None:
     config, ranks = run.plan.config, run.ranks
     if config.log.wandb is not None:
         import_wandb()
-    log, fault = None, None
-    if ranks.main:
-        try:
-            log = Log(run.folder, first_step=first, config=config.log, recipe=strict.unstructure(config))
-        except InputError as error:
-            fault = error
-    if float(ranks.sum(torch.tensor([float(fault is not None)]))) > 0:
-        raise fault or InputError("the main rank could not open its logs")
-    return log
+    return ranks.alone(lambda: Log(run.folder, first_step=first, config=config.log, recipe=strict.unstructure(config)))
 
 
 def peak_memory(device: torch.device) -> int:

@@ -101,7 +101,8 @@ class Log:
     def __init__(self, folder: Path, *, first_step: int, config: LogConfig, recipe: Record) -> None:
         path = folder / "metrics.jsonl"
         self.kept = _truncate(path, first_step) if path.exists() else []
-        self.seconds_before = self.kept[-1]["seconds"] if self.kept else 0.0  # training time of earlier starts
+        seconds = [r["seconds"] for r in self.kept if isinstance(r.get("seconds"), float | int)]
+        self.seconds_before = seconds[-1] if seconds else 0.0  # training time of earlier starts
         self._file = Appended(path)
         self._boards: list[Board] = [TensorBoard(folder, first_step=first_step)] if config.tensorboard else []
         if config.wandb is not None:
@@ -144,7 +145,10 @@ def _truncate(path: Path, first_step: int) -> list[dict]:
     """Keep whole records of steps up to `first_step` and return them; the file is replaced in one move."""
     kept = [record for record in read_records(path) if record["step"] <= first_step]
     beside = path.with_suffix(".tmp")
-    beside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+    with open(beside, "w", encoding="utf-8") as file:
+        file.write("".join(json.dumps(record) + "\n" for record in kept))
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(beside, path)
     return kept
 

@@ -95,7 +95,9 @@ def planned_model(config: TrainConfig) -> tuple[ModelConfig, str]:
 def check_rows(config: TrainConfig, gpus: int) -> None:
     """InputError when the rows of a step cannot be shared out over the GPUs in whole micro-batches."""
     rows = config.rows_per_step
-    if gpus < 1 or rows % gpus:
+    if gpus < 1:
+        raise InputError(f"--gpus is {gpus}; it must be at least 1")
+    if rows % gpus:
         below = max((n for n in range(1, max(gpus, 1)) if rows % n == 0), default=1)
         above = min((n for n in range(gpus + 1, rows + 1) if n > 0 and rows % n == 0), default=rows)
         raise InputError(f"rows_per_step {rows} cannot be shared out over {gpus} GPUs: use --gpus {below} or {above}")

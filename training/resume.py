@@ -9,16 +9,18 @@ import torch
 
 from mezzotint.models.errors import InputError
 from mezzotint.training import checkpoint, strict
+from mezzotint.training.append import warn
 from mezzotint.training.build import Plan
 from mezzotint.training.checkpoint import EMA, RunState
 from mezzotint.training.distributed import Ranks
 from mezzotint.training.guard import History
+from mezzotint.training.metrics import read_records
 from mezzotint.training.pieces import Pieces
 from mezzotint.training.run import Run
 
-# keys of a recipe (or the first part of one) that may differ from the checkpoint's; `data` is held against its hash
+# keys of a recipe (or the first part of one) that may differ from the checkpoint's; sources go by their hash
 MAY_CHANGE = (
-    *("run", "steps", "micro_rows", "checkpoint", "log", "validation", "guard", "data"),
+    *("run", "steps", "micro_rows", "checkpoint", "log", "validation", "guard", "data.sources", "data.prefetch"),
     *("engine.zero_stage", "engine.activations", "engine.compile"),
 )
 
@@ -31,16 +33,39 @@ def resume(run: Run) -> RunState | None:
     ranks, plan = run.ranks, run.plan
     folder = newest(run.folder, ranks)
     if folder is None:
+        ranks.alone(lambda: require_fresh(run))
         ranks.say(f"no checkpoint in {run.folder}: starting at step 0")
         return None
     state = checkpoint.read_state(folder)
     require_same(plan, state, folder=folder)
-    if ranks.main:
-        checkpoint.set_aside(run.folder, state.step)
+    ranks.alone(lambda: prepare_folder(run, folder, state))
     load(run, folder, state)
     cut = f"{state.world} rank(s), stage {state.zero_stage}"
     ranks.say(f"resuming {run.folder} at step {state.step} from {folder.name} (written by {cut})")
     return state
+
+
+def require_fresh(run: Run) -> None:
+    """InputError where a folder without checkpoints has records of steps, or checkpoints that were set aside."""
+    path = run.folder / "metrics.jsonl"
+    steps = max((record["step"] for record in read_records(path)), default=0) if path.is_file() else 0
+    aside = sorted((run.folder / "checkpoints").glob("*.damaged"))
+    if aside or (steps and run.plan.config.checkpoint.at_start):
+        what = f"{aside[0]} is there" if aside else f"{path} has records up to step {steps}"
+        raise InputError(
+            f"{run.folder} has no checkpoint, but {what}: restore one, or remove the folder, or give the run another"
+        )
+
+
+def prepare_folder(run: Run, folder: Path, state: RunState) -> None:
+    """Set damaged checkpoints aside, mend the pointer, and say aloud when the records do not reach the checkpoint."""
+    checkpoint.set_aside(run.folder, state.step)
+    checkpoint.point(run.folder, folder.name)
+    every = strict.parse_yaml(state.recipe, source=str(folder))["log"]["every"]
+    expected, path = state.step // every * every, run.folder / "metrics.jsonl"
+    steps = [r["step"] for r in read_records(path) if r["kind"] == "train"] if path.is_file() else []
+    if expected and expected not in steps:
+        warn(f"{path} lacks records: step {expected} is not among them, though the checkpoint is of step {state.step}")
 
 
 def newest(run: Path, ranks: Ranks) -> Path | None:
@@ -82,12 +107,14 @@ def load(run: Run, folder: Path, state: RunState) -> None:
 
 def require_same(plan: Plan, state: RunState, *, folder: Path) -> None:
     """InputError that names the first thing in which this start and the checkpoint differ, with both values."""
+    old, new = strict.parse_yaml(state.recipe, source=str(folder)), _flat(strict.unstructure(plan.config))
     pairs: list[tuple[str, Any, Any]] = [
+        (key, value, new.get(key)) for key, value in _flat(old).items() if not _may_change(key)
+    ]
+    pairs += [
         ("tokenizer (sha256)", state.tokenizer_hash, plan.tokenizer.sha256),
         ("data and its order (sha256)", state.data_hash, plan.loader.hash),
     ]
-    old, new = strict.parse_yaml(state.recipe, source=str(folder)), strict.unstructure(plan.config)
-    pairs += [(key, value, _flat(new).get(key)) for key, value in _flat(old).items() if not _may_change(key)]
     for name, before, now in pairs:
         if before != now:
             raise InputError(

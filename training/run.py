@@ -11,6 +11,7 @@ import torch
 from mezzotint.models.config import ModelConfig, parameter_count
 from mezzotint.models.denoiser import Denoiser
 from mezzotint.training.build import Plan, build_model
+from mezzotint.training.checkpoint import write_synced
 from mezzotint.training.config import dump
 from mezzotint.training.distributed import Ranks
 from mezzotint.training.ema import Ema
@@ -70,12 +71,17 @@ class Run:
 
 
 def write_recipe(run: Run) -> None:
-    """The resolved recipe into the run folder, once it is known to belong there; main rank."""
-    if run.ranks.main:
-        run.folder.mkdir(parents=True, exist_ok=True)
-        beside = run.folder / "config.yaml.tmp"
-        beside.write_text(dump(run.plan.config), encoding="utf-8")
+    """The resolved recipe into the run folder, once it is known to belong there; collective."""
+    beside = run.folder / "config.yaml.tmp"
+
+    def write() -> None:
+        write_synced(beside, dump(run.plan.config).encode())
         os.replace(beside, run.folder / "config.yaml")
+
+    try:
+        run.ranks.alone(write)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def start(plan: Plan, ranks: Ranks, stop: StopSignal, dog: Watchdog) -> Run:

@@ -78,6 +78,8 @@ class Saver:
                 self._put_in_place(beside)
             except OSError as error:
                 fault = _words(error)
+            else:
+                self._tidy()
         elif self.spoiled:
             fault = "weights are not finite"
         else:
@@ -133,18 +135,26 @@ class Saver:
 
     def _put_in_place(self, beside: Path) -> None:
         entries: dict[str, dict] = {}
-        for note in sorted(beside.glob("rank-*.json")):
+        notes = sorted(beside.glob("rank-*.json"))
+        if len(notes) != self._ranks.world:
+            raise OSError(f"{beside} has the notes of {len(notes)} ranks, not of {self._ranks.world}")
+        for note in notes:
             entries |= json.loads(note.read_text(encoding="utf-8"))
             note.unlink()
         for name, entry in entries.items():
             if (beside / name).stat().st_size != entry["bytes"]:
                 raise OSError(f"{beside / name} has another size than was written")
-        final = self._run / "checkpoints" / f"step-{self._step}"
-        checkpoint.seal(beside, entries, final)
-        checkpoint.point(self._run, final.name)
-        checkpoint.prune(self._run, self._config)
+        checkpoint.seal(beside, entries, self._run / "checkpoints" / f"step-{self._step}")
         took = time.perf_counter() - self._begun
-        self._ranks.say(f"checkpoint {final.name}: {took:.1f} s, of which training waited {self._blocked:.2f} s")
+        self._ranks.say(f"checkpoint step-{self._step}: {took:.1f} s, of which training waited {self._blocked:.2f} s")
+
+    def _tidy(self) -> None:
+        """The pointer and what is old; without them the new checkpoint is there all the same."""
+        try:
+            checkpoint.point(self._run, f"step-{self._step}")
+            checkpoint.prune(self._run, self._config)
+        except OSError as error:
+            warn(f"checkpoint step-{self._step} is complete, but {self._run} could not be tidied ({_words(error)})")
 
     def _tell(self, step: int, fault: str) -> None:
         self._ranks.say(

@@ -66,6 +66,14 @@ class StopSignal:
         if not self._reason and self._file is not None and self._file.exists():
             self._reason = f"{self._file} was there"
 
+    def clear_old(self) -> bool:
+        """`clear`, but only of a STOP file from before this process: one that came during the start is meant for it."""
+        try:
+            old = self._file is not None and self._file.stat().st_mtime < psutil.Process().create_time()
+        except FileNotFoundError:
+            return False
+        return old and self.clear()
+
     def clear(self) -> bool:
         """Remove the STOP file, at the start and after a stop; returns whether there was one."""
         if self._file is None:
