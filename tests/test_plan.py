@@ -86,7 +86,8 @@ def check_pass(device, backbone, frontiers, precision, activations, row_length, 
     planned, rows = pass_bytes(p, device=device), micro_batch(p)
     between, peak = live_bytes(p, rows, device=device)
     assert planned.kept + planned.casts == pytest.approx(between, rel=0.01)
-    assert planned.peak == pytest.approx(peak, rel=0.03)
+    above = 1.1 if len(set(p.model.pattern)) > 1 else 1.03  # the dearest layer counts as if it were the last one
+    assert 0.97 * peak <= planned.peak <= above * peak
     if activations == "all":  # what checkpoints hold on to, autograd's hooks do not see
         assert planned.kept + planned.casts == pytest.approx(saved_bytes(p, rows, device=device), rel=0.1)
 
