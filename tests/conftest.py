@@ -8,6 +8,8 @@ from pathlib import Path
 # before anything imports numpy or torch: test runs share small machines, and sums must not depend on the core count
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import signal
+
 import pytest
 import torch
 
@@ -24,6 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
             f"mezzotint is installed from {installed}, not from {CHECKOUT}; run `pip install -e .` in {CHECKOUT} first"
         )
     torch.set_num_threads(1)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background: the tests' children inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
