@@ -50,6 +50,7 @@ def train(config: TrainConfig, *, profile: bool = False) -> int:
             stack.enter_context(closing(run.engine))
             state = resume(run)
             write_recipe(run)
+        ranks.barrier()  # leaving the first watchdog removes the folder that entering the next one makes
         if ranks.main and stop.clear_old():
             ranks.say(f"removed {folder}/STOP, which was there before this start")
         first = state.step if state is not None else 0
