@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from plan_support import engine_peaks, live_bytes, real_objective, saved_bytes
 from test_distributed import free_port
+from training_support import command, corpus, recipe, run_command
 
 from mezzotint.models.attention import plan_attention
 from mezzotint.models.config import BACKBONES, parameter_count, preset
@@ -26,7 +27,7 @@ from mezzotint.training.distributed import join
 from mezzotint.training.engine import EngineConfig
 from mezzotint.training.noise import NoiseSource
 from mezzotint.training.objective import ObjectiveConfig
-from mezzotint.training.plan import RESERVED, plan
+from mezzotint.training.plan import plan
 from mezzotint.training.plan_activations import layer_bytes, pass_bytes
 from mezzotint.training.plan_ledger import kernels_of
 from mezzotint.training.plan_memory import memory
@@ -248,8 +249,6 @@ def test_numbers_of_the_reference():
 
 
 def test_data_says_the_vocabulary_where_it_is_prepared(tmp_path):
-    from training_support import corpus, recipe
-
     text = plan(recipe(tmp_path), gpus=1, gpu="a100-40")
     assert f"(of {corpus() / 'train'})" in text
 
@@ -295,7 +294,7 @@ def test_what_does_not_fit_is_refused_with_what_does(overrides, gpus, gpu, word)
     need, over, free = (float(re.search(pattern, sentence)[1]) for pattern in (
         r"needs ([\d,.]+) GB", r", ([\d,.]+) GB more", r"than the ([\d.]+) GB"))  # fmt: skip
     assert need - over == pytest.approx(free, abs=0.11)
-    assert free == pytest.approx(known_gpu(gpu).bytes / 1e9 * (1 - RESERVED), abs=0.06)
+    assert free == pytest.approx(known_gpu(gpu).usable / 1e9, abs=0.06)
     assert mended(sentence, "3b_attention", *overrides, gpus=gpus, gpu=gpu)
 
 
@@ -313,6 +312,15 @@ def test_rows_that_cannot_be_shared_out_and_unknown_gpus():
     assert "'h100-80'" in refused("3b_mamba", gpu="h100")
     assert "4097 frontiers" in refused("3b_mamba", "objective.frontiers=4097")
     assert "no config.json" in refused(LONG, "init_from=nowhere")
+
+
+def test_the_command_prints_a_plan_or_one_sentence(tmp_path):
+    done = run_command(tmp_path, command("3b_mamba", "--plan", "--gpus", "64", "--gpu", "h100-80"))
+    assert done.returncode == 0 and "tokens/s a GPU" in done.stdout and done.stderr == ""
+    done = run_command(tmp_path, command("3b_mamba", "--plan", "--gpus", "24"))
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: rows_per_step 4096 cannot") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "extensions"]
 
 
 # -- three billion parameters, for real ----------------------------------------------------------------------------

@@ -22,7 +22,6 @@ def report(
     *,
     gpus: int,
     gpu: Gpu,
-    free: float,
     vocabulary: str,
 ) -> str:
     engine = config.engine
@@ -37,14 +36,14 @@ def report(
                   + (", compiled" if engine.compile else "")),
             _line("rows of a pass, passes of a step", f"{config.micro_rows}, {accumulation}"),
         ],
-        memory_lines(config, need, gpus=gpus, gpu=gpu, free=free),
+        memory_lines(config, need, gpus=gpus, gpu=gpu),
         work_lines(config, work, gpus=gpus, gpu=gpu),
         disk_lines(config, model, gpus=gpus),
     ]  # fmt: skip
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-def memory_lines(config: TrainConfig, need: Memory, *, gpus: int, gpu: Gpu, free: float) -> list[str]:
+def memory_lines(config: TrainConfig, need: Memory, *, gpus: int, gpu: Gpu) -> list[str]:
     engine, activations = need.engine, need.activations
     rows = [
         ("weights", engine.weights),
@@ -61,7 +60,10 @@ def memory_lines(config: TrainConfig, need: Memory, *, gpus: int, gpu: Gpu, free
     lines = ["bytes of one GPU at the worst moment of a step"]
     lines += [_line(f"  {name}", f"{value / 1e9:8.1f} GB") for name, value in rows if value > 1e6]
     lines.append(
-        _line("  total", f"{need.peak / 1e9:8.1f} GB of {gigabytes(free)}, what CUDA leaves of {gigabytes(gpu.bytes)}")
+        _line(
+            "  total",
+            f"{need.peak / 1e9:8.1f} GB of {gigabytes(gpu.usable)}, what CUDA leaves of {gigabytes(gpu.bytes)}",
+        )
     )
     if config.engine.compile:
         lines.append("  (counted as not compiled; compiled layers keep less)")

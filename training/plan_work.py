@@ -12,6 +12,7 @@ from mezzotint.models.errors import InputError
 from mezzotint.training.metrics import PEAKS, count_work
 from mezzotint.training.noise import NoiseSource
 
+RESERVED = 0.06  # of a GPU's memory, for the CUDA context, NCCL's buffers and what the allocator cannot fill
 UTILIZATIONS = (0.3, 0.4, 0.5)
 DAY = 86_400
 
@@ -23,6 +24,11 @@ class Gpu:
     name: str
     bytes: float  # decimal gigabytes of the data sheet; a few percent more are there, so this errs on the safe side
     peak: float  # FLOP/s of dense bfloat16 products
+
+    @property
+    def usable(self) -> float:
+        """Bytes that a run may count on."""
+        return self.bytes * (1 - RESERVED)
 
 
 _SHEETS = {
