@@ -69,12 +69,17 @@ def read_config(options: argparse.Namespace) -> LMEvalConfig:
 
 
 def import_harness() -> ModuleType:
-    """The module that imports lm_eval. InputError where that package is not there, or lacks one of its own."""
+    """The module that imports lm_eval. InputError where that package is not there, or does not load."""
     try:
         return importlib.import_module("mezzotint.eval.lm_eval_model")
     except ImportError as error:
         raise InputError(
             f"this command needs lm-eval ({error.msg}): install it with pip install 'mezzotint[eval]'"
+        ) from error
+    except Exception as error:  # an old lm-eval beside a new transformers raises AttributeError
+        raise InputError(
+            f"lm-eval does not load beside the packages here ({type(error).__name__}: {error}): update it with "
+            "pip install -U 'mezzotint[eval]'"
         ) from error
 
 

@@ -234,9 +234,10 @@ class Harness:
 
 
 def _refuse_endless(name: str, folder: Path, lengths: Sequence[int]) -> None:
-    """InputError where lm-eval (0.4.9 to 0.4.13) would look for ever for a prompt that is short enough.
+    """InputError where lm-eval (0.4.9 to 0.4.13) would look for ever, or in vain, for a prompt that is short enough.
 
-    The generators of three of RULER's tasks try again, without end, while their smallest prompt is too long.
+    Its generators of three of RULER's tasks shorten a prompt that is too long by a fixed step, and have no way out where
+    their first and smallest one is. The sizes are measured as they measure them.
     """
     if name not in ("ruler_vt", "ruler_cwe", "ruler_fwe"):
         return
@@ -244,23 +245,33 @@ def _refuse_endless(name: str, folder: Path, lengths: Sequence[int]) -> None:
     from lm_eval.tasks.ruler import cwe_utils, fwe_utils, vt_utils
 
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    shortest = min(lengths)
 
     def most(make: Callable[[], str]) -> int:
         return max(len(tokenizer.encode(make()).ids) for _ in range(TRIES)) + MARGIN
 
-    shortest = min(lengths)
+    def vt(noises: int, example: bool) -> str:
+        text, answer = vt_utils.generate_input_output(noises, 1, 4, is_icl=example)
+        return f"{text} {answer}"
+
+    def cwe() -> str:
+        example, text, answer = cwe_utils.generate_input_output(10, shortest)
+        return f"{example}\n{text} {' '.join(f'{i + 1}. {word}' for i, word in enumerate(answer))}"
+
     if name == "ruler_vt":
-        example = most(lambda: vt_utils.generate_input_output(5, 1, 4, is_icl=True)[0]) + 30
+        example = most(lambda: vt(5, True)) + 30
         if example > VT_EXAMPLE:
             raise InputError(
-                f"the task ruler_vt cannot be made with this tokenizer: its example, at most {VT_EXAMPLE} tokens, takes "
-                f"{example}; leave the task out"
+                f"the task ruler_vt cannot be made with this tokenizer: the example in its prompts, at most {VT_EXAMPLE} "
+                f"tokens long, would take {example}; leave the task out"
             )
-        least = most(lambda: vt_utils.generate_input_output(10, 1, 4)[0]) + 30 + VT_EXAMPLE
+        least = most(lambda: vt(10, False)) + 30 + example
     elif name == "ruler_cwe":
-        least = most(lambda: cwe_utils.generate_input_output(10, shortest)[1]) + 120
+        least = most(cwe) + 120
     else:
-        least = most(lambda: fwe_utils.TEMPLATE) + 200  # its vocabulary has a fiftieth of the length, at least 4 words
+        least = max(
+            most(lambda: fwe_utils.TEMPLATE), 200
+        )  # its vocabulary is a fiftieth of the length, 4 words at least
     if shortest < least:
         raise InputError(f"--lengths holds {shortest}; the task {name} needs at least {least} with this tokenizer")
 

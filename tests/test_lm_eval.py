@@ -14,6 +14,7 @@ import pytest
 import torch
 from data_support import small_tokenizer
 from support import PATTERNS, generator, ordinary, tiny_config, tiny_model
+from test_export import train_sentencepiece
 
 from mezzotint.data.tokenizer import load_tokenizer
 from mezzotint.eval import lm_eval_command, lm_eval_generate, lm_eval_score
@@ -511,10 +512,15 @@ def edit_config(folder: Path, **changes) -> None:
     path.write_text(json.dumps(content))
 
 
+def take_lm_eval_away(monkeypatch) -> None:
+    for name in {"lm_eval", *(name for name in sys.modules if name.startswith("lm_eval."))}:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "mezzotint.eval.lm_eval_model", raising=False)
+
+
 def test_a_release_of_another_tokenizer_or_block_is_refused_in_a_sentence(releases, tmp_path, capsys, monkeypatch):
     """Before lm-eval is even imported."""
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.delitem(sys.modules, "mezzotint.eval.lm_eval_model", raising=False)
+    take_lm_eval_away(monkeypatch)
 
     def refusal(change) -> str:
         shutil.rmtree(tmp_path / "release", ignore_errors=True)
@@ -541,8 +547,7 @@ def test_a_release_of_another_tokenizer_or_block_is_refused_in_a_sentence(releas
 
 
 def test_the_absence_of_lm_eval_is_a_sentence_that_names_the_extra(releases, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.delitem(sys.modules, "mezzotint.eval.lm_eval_model", raising=False)
+    take_lm_eval_away(monkeypatch)
     assert main(command(releases / "mamba", tmp_path / "out.jsonl")) == 2
     assert "pip install 'mezzotint[eval]'" in capsys.readouterr().err.strip().splitlines()[-1]
     assert not (tmp_path / "out.jsonl").exists()
@@ -566,22 +571,50 @@ def test_lm_eval_knows_the_tasks_of_the_preset_and_of_ruler():
     assert all(harness.is_task(name) for name in COMMON_SENSE)
 
 
+RULER_TEXT = """The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.
+Memorize and track the chain(s) of variable assignment hidden in the following text.
+VAR QXZVK = 12345 VAR WJYPB = VAR QXZVK
+Question: Find all variables that are assigned the value 67890 in the text above. Answer: According to the chain(s) of
+variable assignment in the text above, 5 variables are assgined the value 12345, they are: ABCDE
+Some special magic numbers are hidden within the following text. Make sure to memorize it. I will quiz you about it.
+"""
+
+
 @needs_lm_eval
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_rulers_offline_tasks_run_under_their_names(releases, tmp_path, capsys):
-    """Prompts of 2048 tokens, sized by the release's tokenizer.json, whose code is not run."""
+@pytest.mark.timeout(3600)
+def test_rulers_six_offline_tasks_run_under_their_names(tmp_path, capsys, monkeypatch):
+    """Prompts of 2048 tokens, sized by the release's tokenizer.json, and none of the code that lies beside it is run."""
     pytest.importorskip("wonderwords", reason="RULER's tasks need wonderwords: pip install -e .[eval]")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "tokenizer").mkdir()
+    train_sentencepiece(tmp_path / "tokenizer" / "tokenizer.model", [RULER_TEXT] * 30, model_type="bpe", vocab_size=500)
+    tokenizer = load_tokenizer(tmp_path / "tokenizer")
+    ids = {"mask_token_id": tokenizer.mask_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+    model = tiny_model(tiny_config("M", 16, vocab_size=tokenizer.vocab_size, tie_embeddings=True, **ids)).float()
+    release = tmp_path / "release"
+    write_release(release, model, tokenizer, recipe="seed: 1\n", facts=Facts(trained={}, dtype="float32"))
+    (release / "hf.py").write_text("raise RuntimeError('code of the release was run')\n")
     out = tmp_path / "out.jsonl"
-    names = "ruler_cwe,ruler_fwe,niah_single_1"
-    arguments = ["lm-eval", str(releases / "mamba"), "--tasks", names, "--lengths", "2048", "--limit", "2"]
-    assert main([*arguments, "--out", str(out)]) == 0
+    names = "ruler_vt,ruler_cwe,ruler_fwe,niah_single_1,niah_multikey_2,niah_multikey_3"
+    arguments = ["lm-eval", str(release), "--tasks", names, "--lengths", "2048", "--limit", "2", "--out", str(out)]
+    assert main(arguments) == 0
     rows = rows_of(out)
     assert set(rows) == {f"lm-eval/{name}" for name in names.split(",")}
-    for row in rows.values():
-        assert row["values"]["metric"] == "2048" and row["values"]["n"] == 2 and row["values"]["value"] == 0.0
-    assert main([*arguments[:3], "ruler_cwe", "--lengths", "100", "--out", str(out)]) == 2
-    assert "needs at least" in capsys.readouterr().err
+    prompts = {}
+    for task, row in rows.items():
+        assert row["status"] == "ok" and row["values"]["metric"] == "2048" and row["values"]["n"] == 2
+        prompts[task] = row["values"]["prompts"]
+    capsys.readouterr()
+
+    # a task's prompts do not depend on which others were loaded before it
+    assert main([*arguments[:3], "niah_multikey_2", *arguments[4:-1], str(tmp_path / "alone.jsonl")]) == 0
+    alone = rows_of(tmp_path / "alone.jsonl")["lm-eval/niah_multikey_2"]["values"]["prompts"]
+    assert alone == prompts["lm-eval/niah_multikey_2"]
+    capsys.readouterr()
+    for name in ("ruler_vt", "ruler_cwe", "ruler_fwe"):  # which would look for a shorter prompt for ever
+        assert main([*arguments[:3], name, "--lengths", "150", "--out", str(out)]) == 2
+        assert "needs at least" in capsys.readouterr().err
 
 
 def test_settings_make_the_identity(releases):
