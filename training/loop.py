@@ -45,8 +45,10 @@ def train(config: TrainConfig, *, profile: bool = False) -> int:
         end = stack.enter_context(ending(folder, ranks))
         limit = config.guard.hang_seconds
         dog = Watchdog(folder, rank=ranks.rank, world=ranks.world, limit=limit)
+        plan = make_plan(config)
+        config.accumulation(ranks.world)  # what is refused is so before the watchdogs of other ranks make a folder
         with Watchdog(folder, rank=ranks.rank, world=ranks.world, limit=limit and max(limit, STARTING)):
-            run = start(make_plan(config), ranks, stop, dog)
+            run = start(plan, ranks, stop, dog)
             stack.enter_context(closing(run.engine))
             state = resume(run)
             write_recipe(run)
