@@ -12,7 +12,7 @@ from support import PATTERNS, generator, ordinary, tiny_config, tiny_model
 from mezzotint.data.rows import Row
 from mezzotint.eval.bound import TWIN_EVERY, Draws, document_bound, stream_bound
 from mezzotint.eval.canvases import shared
-from mezzotint.eval.draws import COMMON, allocate, block_draws
+from mezzotint.eval.draws import COMMON, Draw, allocate, block_draws
 from mezzotint.eval.memory import StoragePeak
 from mezzotint.eval.score import row_bound, spread
 from mezzotint.eval.tally import Tally, by_bin, position_edge, summarize
@@ -323,6 +323,16 @@ def test_levels_are_what_they_say():
     for k, edge in ((1, 0.1), (2, 0.3), (3, 0.5), (4, 0.7), (5, 0.9)):
         mean = np.mean([loss / k for masked, loss in losses.items() if len(masked) == k])
         assert found[edge] == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 8, 10, 32])
+def test_a_share_of_masks_falls_into_its_tenth(count):
+    for k in range(1, count + 1):
+        tally = Tally()
+        draw = Draw(tuple(range(k)), 1 / k, k, COMMON)
+        tally.add([draw], torch.tensor([1.0], dtype=torch.float64), count=count, position=0, twin=False)
+        (level,) = (i for i, (_, tokens) in enumerate(tally.by_level) if tokens)
+        assert level * count < 10 * k <= (level + 1) * count
 
 
 def test_bins_of_positions_double():
