@@ -85,7 +85,11 @@ def test_scores_equal_enumeration(pattern):
         canvas[: before % 3] = context[before // 3 * 3 :]
         logits = model(context[None, : before // 3 * 3], canvas[None, None], torch.tensor([[before // 3]]))
         requests.append(Request(tuple(context.tolist()), (int(logits[0, 0, before % 3].argmax()),), key="x"))
-    answers = scored(model, requests)
+    shared = tuple(ordinary(model.config, (4,), g).tolist())  # choices of one question, which share canvases
+    for length in (1, 1, 2, 2, 2, 5):
+        requests.append(Request(shared, tuple(ordinary(model.config, (length,), g).tolist()), key="x"))
+    answers = scored(model, [*requests, requests[-1]])
+    assert answers[-1] == answers[-2]
     for request, answer in zip(requests, answers):
         nats, greedy = direct(model, list(request.context), list(request.continuation))
         assert answer.nats == pytest.approx(nats, abs=1e-10)
@@ -102,6 +106,18 @@ def test_a_continuation_of_one_block_by_one_token_is_its_probability():
     exact = -logits.gather(1, tokens[:, None])[4:].sum()
     answer = scored(model, [Request(tuple(tokens[:4].tolist()), tuple(tokens[4:].tolist()), key="x")])[0]
     assert answer.nats == pytest.approx(float(exact), abs=1e-10)
+
+
+@torch.no_grad()
+def test_greedy_is_read_off_the_canvas_with_all_masked_whatever_the_draws():
+    model = tiny_model(tiny_config("M", block_length=8))
+    context = ordinary(model.config, (8,), generator(3))
+    canvas = torch.full((1, 8), model.config.mask_token_id)
+    likeliest = model.denoise(canvas, model.commit(context[None], model.start(1, 8)))[0].argmax(-1).tolist()
+    other = [*likeliest[:5], likeliest[5] % 30 + 4, *likeliest[6:]]
+    for draws in (2, 4, 8, 300):
+        requests = [Request(tuple(context.tolist()), tuple(tokens), key="x") for tokens in (likeliest, other)]
+        assert [a.greedy for a in scored(model, requests, draws=Draws(per_block=draws))] == [True, False]
 
 
 def mixed_requests(model, count: int = 14) -> list[Request]:
@@ -241,6 +257,12 @@ def test_sampled_texts_do_not_depend_on_the_batch():
         for batch, seed in ((1, 0), (3, 0), (3, 1))
     ]
     assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_text_is_cut_at_its_first_stop_string():
+    assert lm_eval_generate._stop("one two three", ("three", "two")) == 4
+    assert lm_eval_generate._stop("one two three", ("two three", "two")) == 4
+    assert lm_eval_generate._stop("one two", ("four",)) is None
 
 
 def test_generation_arguments():
