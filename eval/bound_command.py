@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,14 +13,14 @@ from tqdm import tqdm
 from mezzotint.eval.cells import DTYPES, require_threads
 from mezzotint.eval.doctor import require_device
 from mezzotint.eval.results import ResultsFile
-from mezzotint.eval.score import BoundConfig, open_documents, open_text, score, score_documents
-from mezzotint.eval.subjects import release_subject
+from mezzotint.eval.score import BoundConfig, Text, open_documents, open_text, score, score_documents
+from mezzotint.eval.subjects import Subject, release_subject
 from mezzotint.eval.tally import LEVELS, Bound, by_bin, summarize
 from mezzotint.models.errors import InputError
 
 
 def run(options: argparse.Namespace) -> int:
-    subject = release_subject(options.release)
+    subjects = release_subjects(options.releases)
     require_device(options.device)
     if options.dtype is not None and options.dtype not in DTYPES:
         raise InputError(f"unknown dtype {options.dtype!r}; one of {', '.join(DTYPES)}")
@@ -36,24 +37,42 @@ def run(options: argparse.Namespace) -> int:
     )
     require_threads(options.threads)
     torch.set_num_threads(options.threads)
-    out = Path(options.out) if options.out else Path("runs/eval") / f"{subject.name[:100]}.jsonl"
-    subjects = {subject.name: subject.fingerprint}
-    if config.documents:
-        tokenizer, documents = open_documents(subject, config)
-        with ResultsFile(out, subjects=subjects) as results:
-            rows = list(score_documents(subject, tokenizer, documents, config, results))
-    else:
-        text = open_text(subject, config)
-        with ResultsFile(out, subjects=subjects) as results:
-            rows = list(tqdm(score(subject, text, config, results), total=config.rows, unit="row", disable=None))
+    # what cannot be scored is refused before anything is written
+    opened = [open_documents(each, config) if config.documents else open_text(each, config) for each in subjects]
+    out = results_path(options.out, subjects)
+    named = {each.name: each.fingerprint for each in subjects}
+    with ResultsFile(out, subjects=named, retry_failed=options.retry_failed) as results:
+        for subject, text in zip(subjects, opened):
+            if isinstance(text, Text):
+                total = min(config.rows, len(text.rows))
+                rows = list(tqdm(score(subject, text, config, results), total=total, desc=subject.name, disable=None))
+            else:
+                rows = list(score_documents(subject, text, config, results))
+            _say(subject, rows, config, out)
+    print("written:", out)
+    return 0
+
+
+def _say(subject: Subject, rows: list[dict], config: BoundConfig, out: Path) -> None:
     scored = [row["values"] for row in rows if row["status"] == "ok"]
     if not scored:
         raise InputError(f"the bound of {subject.name} is not finite on any of the {len(rows)} rows; see {out}")
     print(describe(subject.name, scored, unit="document" if config.documents else "row"))
     if len(scored) < len(rows):
         print(f"  {len(rows) - len(scored)} of {len(rows)} have no finite bound and are left out")
-    print("written:", out)
-    return 0
+
+
+def release_subjects(folders: Sequence[str]) -> list[Subject]:
+    """Release folders of different names."""
+    subjects = [release_subject(folder) for folder in folders]
+    names = [subject.name for subject in subjects]
+    if len(set(names)) < len(names):
+        raise InputError(f"two of {', '.join(names)} have the same name; rename a release folder")
+    return subjects
+
+
+def results_path(out: str | None, subjects: list[Subject]) -> Path:
+    return Path(out) if out else Path("runs/eval") / ("+".join(subject.name for subject in subjects)[:100] + ".jsonl")
 
 
 def describe(name: str, rows: list[dict], *, unit: str) -> str:

@@ -21,7 +21,7 @@ def add_parser(commands) -> None:
         description=textwrap.fill(ABOUT, 100),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("release", metavar="RELEASE", help="release folder")
+    parser.add_argument("releases", nargs="+", metavar="RELEASE", help="release folders (mezzotint-export makes them)")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--data", metavar="PREPARED", help="folder written by mezzotint-data prepare")
     what.add_argument(
@@ -43,7 +43,8 @@ def add_parser(commands) -> None:
     how.add_argument("--dtype", metavar="NAME", help="float32, bfloat16 or float16 (default: float32)")
     how.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     how.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1, the steadiest)")
-    parser.add_argument("--out", metavar="FILE", help="results file (default: runs/eval/NAME.jsonl)")
+    parser.add_argument("--retry-failed", action="store_true", help="score again what had no finite bound")
+    parser.add_argument("--out", metavar="FILE", help="results file (default: runs/eval/NAMES.jsonl)")
     parser.set_defaults(run=_run)
 
 

@@ -13,34 +13,50 @@ from types import ModuleType
 import torch
 
 from mezzotint.data.errors import InputError as DataInputError
+from mezzotint.data.tokenizer import Tokenizer
+from mezzotint.eval.bound_command import release_subjects, results_path
 from mezzotint.eval.cells import DTYPES, parse_counts, require_threads
 from mezzotint.eval.doctor import require_device
-from mezzotint.eval.lm_eval_config import PRESET_TASKS, LMEvalConfig, open_release, tokenizer_folder
+from mezzotint.eval.lm_eval_config import PRESET_TASKS, LMEvalConfig
+from mezzotint.eval.lm_eval_release import (
+    open_release,
+    require_same_kind,
+    require_same_kind_as_before,
+    tokenizer_folder,
+)
 from mezzotint.eval.lm_eval_scores import BOUNDS, Scores
 from mezzotint.eval.memory import is_out_of_memory
 from mezzotint.eval.results import ResultsFile, cell_key
-from mezzotint.eval.subjects import Subject, build, release_subject
+from mezzotint.eval.subjects import Subject, build
 from mezzotint.models.errors import InputError
 from mezzotint.models.reveal import parse_reveal
 
 
 def run(options: argparse.Namespace) -> int:
-    subject = release_subject(options.release)
+    subjects = release_subjects(options.releases)
     config = read_config(options)
     require_device(config.device)
     require_threads(options.threads)
     torch.set_num_threads(options.threads)
-    runner = Runner(subject, config)
-    out = Path(options.out) if options.out else Path("runs/eval") / f"{subject.name[:100]}.jsonl"
+    tokenizers = [open_release(subject) for subject in subjects]
+    require_same_kind(subjects, tokenizers)
+    module = import_harness()
+    out, rows = results_path(options.out, subjects), []
+    named = {subject.name: subject.fingerprint for subject in subjects}
     with tempfile.TemporaryDirectory() as folder:
-        tasks = runner.find_tasks(Path(folder))  # before the file: a task that is not there leaves none behind
-        with ResultsFile(out, subjects={subject.name: subject.fingerprint}) as results:
-            rows = runner.run(tasks, results)
+        harness = find_tasks(
+            module, subjects[0], config, Path(folder)
+        )  # a task that is not there leaves no file behind
+        with ResultsFile(out, subjects=named, retry_failed=options.retry_failed) as results:
+            require_same_kind_as_before(results, subjects[0], tokenizers[0])
+            for subject, tokenizer in zip(subjects, tokenizers):
+                rows += Runner(subject, tokenizer, config, module).run(harness, results)
     print(table(rows))
     print("written:", out)
     failed = [row for row in rows if row["status"] != "ok"]
     for row in failed:
-        print(f"{row['identity']['task']}: {row['status']}, {row['values'].get('message', '')}")
+        identity = row["identity"]
+        print(f"{identity['subject']}, {identity['task']}: {row['status']}, {row['values'].get('message', '')}")
     return 2 if failed else 0
 
 
@@ -83,44 +99,41 @@ def import_harness() -> ModuleType:
         ) from error
 
 
+def find_tasks(module: ModuleType, subject: Subject, config: LMEvalConfig, folder: Path):
+    """lm-eval's tasks, with a copy of the tokenizer in `folder`. InputError for a name that is none of theirs."""
+    harness = module.Harness(
+        config.tasks,
+        include_path=config.include_path,
+        tokenizer=tokenizer_folder(subject, folder / "tokenizer"),
+        lengths=config.lengths,
+    )
+    unknown = [name for name in config.tasks if name not in harness.names]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], harness.names, n=1, cutoff=0.0)[0]
+        raise InputError(f"lm-eval has no task {unknown[0]!r}; the nearest is {near!r}")
+    return harness
+
+
 class Runner:
     """Runs tasks on a subject; the model is built when the first one is not done yet."""
 
-    def __init__(self, subject: Subject, config: LMEvalConfig) -> None:
-        self.subject, self.config = subject, config
-        self.tokenizer = open_release(subject)
-        self.module = import_harness()
+    def __init__(self, subject: Subject, tokenizer: Tokenizer, config: LMEvalConfig, module: ModuleType) -> None:
+        self.subject, self.tokenizer, self.config, self.module = subject, tokenizer, config, module
         self._lm = None
 
-    def find_tasks(self, folder: Path):
-        """lm-eval's tasks. `folder` is for files that live as long as they. InputError for a name that is none of theirs."""
-        harness = self.module.Harness(
-            self.config.tasks,
-            include_path=self.config.include_path,
-            tokenizer=tokenizer_folder(self.subject, folder / "tokenizer"),
-            lengths=self.config.lengths,
-        )
-        unknown = [name for name in self.config.tasks if name not in harness.names]
-        if unknown:
-            near = difflib.get_close_matches(unknown[0], harness.names, n=1, cutoff=0.0)[0]
-            raise InputError(f"lm-eval has no task {unknown[0]!r}; the nearest is {near!r}")
-        return harness
-
     def run(self, harness, results: ResultsFile) -> list[dict]:
-        """The results row of every task, run now or before."""
-        rows = []
+        """The results row of every task, run now or before. All data are loaded before the first task is run."""
+        loaded: dict[str, object] = {}
         for name in self.config.tasks:
-            if harness.is_task(name) and results.done(self._identity(name)):  # its data need not be loaded
-                rows.append(results.get(self._identity(name)) or {})
-                continue
-            for task_name, task in harness.load(name).items():
-                if not results.done(self._identity(task_name)):
-                    self._run_task(harness, task_name, task, results)
-                rows.append(results.get(self._identity(task_name)) or {})
-        return rows
+            known = harness.is_task(name) and results.done(self._identity(name))  # then its data are not needed
+            loaded |= {name: None} if known else harness.load(name)
+        for name, task in loaded.items():
+            if not results.done(self._identity(name)):
+                self._run_task(harness, name, task, results)
+        return [results.get(self._identity(name)) or {} for name in loaded]
 
     def _identity(self, task: str) -> dict[str, object]:
-        return self.config.identity(self.subject, task, version=self.module.VERSION)
+        return self.config.identity(self.subject, task, version=self.module.VERSION, tokenizer=self.tokenizer)
 
     def _run_task(self, harness, name: str, task: object, results: ResultsFile) -> None:
         identity = self._identity(name)
@@ -173,12 +186,12 @@ def values_of(scores: Scores) -> dict[str, object]:
 
 def table(rows: list[dict]) -> str:
     """One line a metric, as Markdown; `<=` where the value is an upper bound."""
-    lines = ["| task | metric | | value | standard error | n |", "|---|---|---|---:|---:|---:|"]
+    lines = ["| release | task | metric | | value | standard error | n |", "|---|---|---|---|---:|---:|---:|"]
     for row in rows:
         for metric, found in (row["values"].get("metrics") or {}).items():
             sign = "<=" if metric.partition(",")[0] in BOUNDS else ""
             error = "" if found["stderr"] is None else f"{found['stderr']:.4f}"
-            task = row["identity"]["task"].removeprefix("lm-eval/")
+            subject, task = row["identity"]["subject"], row["identity"]["task"].removeprefix("lm-eval/")
             value = "not finite" if found["value"] is None else f"{found['value']:.4f}"
-            lines.append(f"| {task} | {metric} | {sign} | {value} | {error} | {row['values']['n']} |")
+            lines.append(f"| {subject} | {task} | {metric} | {sign} | {value} | {error} | {row['values']['n']} |")
     return "\n".join(lines)

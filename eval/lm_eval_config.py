@@ -1,21 +1,18 @@
-"""What `mezzotint-eval lm-eval` is asked for, and the checks that a release fits together."""
+"""What `mezzotint-eval lm-eval` is asked for, and what makes its rows."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import yaml
 
-from mezzotint.data.tokenizer import Tokenizer, load_tokenizer
+from mezzotint.data.tokenizer import Tokenizer
 from mezzotint.eval.bound import Draws
 from mezzotint.eval.draws import DESIGN
-from mezzotint.eval.generate import require_same_vocabulary
 from mezzotint.eval.subjects import Subject
-from mezzotint.models.config import PRESETS, ModelConfig, preset
+from mezzotint.models.config import ModelConfig
 from mezzotint.models.errors import InputError
 from mezzotint.models.reveal import Reveal
 
@@ -32,7 +29,6 @@ COMMON_SENSE = (
 )
 PRESET_TASKS = {"common-sense": COMMON_SENSE}
 GREEDY = ("argmax", "decode")
-PROBE = " a  b\n\n\tdef f(self, *args):\n        return {k: v}  # don't Å 漢字 \U0001f600\r\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +73,14 @@ class LMEvalConfig:
     def draws_of(self, config: ModelConfig) -> Draws:
         return Draws(per_block=self.draws or config.block_length, seed=self.seed, batch=self.draw_batch)
 
-    def identity(self, subject: Subject, task: str, *, version: str) -> dict[str, object]:
+    def identity(self, subject: Subject, task: str, *, version: str, tokenizer: Tokenizer) -> dict[str, object]:
         """What makes a task's row one row; the batch size does not, since it changes no score beyond rounding."""
         return {
             "task": f"lm-eval/{task}",
             "subject": subject.name,
             "lm_eval": version,
+            "tokenizer": tokenizer.sha256[:16],
+            "block": subject.config.block_length,
             "limit": self.limit,
             "num_fewshot": self.num_fewshot,
             "length": list(self.lengths) or None,
@@ -111,75 +109,3 @@ def _digest(include_path: str | None) -> str | None:
 def _at_least(name: str, value: int | None, least: int) -> None:
     if value is not None and value < least:
         raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
-
-
-def open_release(subject: Subject) -> Tokenizer:
-    """The release's tokenizer. Raises InputError where its files do not belong together.
-
-    That is: a tokenizer of other ids than the model, a tokenizer.json of other ids than the tokenizer the model was
-    trained with, and a block length other than the recipe it was trained by; weights alone would not show any of these.
-    """
-    assert subject.folder is not None
-    folder = subject.folder
-    tokenizer = load_tokenizer(folder)
-    require_same_vocabulary(tokenizer, subject.config, release=str(folder))
-    fast = folder / "tokenizer.json"
-    if fast.is_file() and tokenizer.files[0] != fast:
-        _require_same_ids(fast, tokenizer)
-    recipe = folder / "training.yaml"
-    if recipe.is_file():
-        trained = _trained_block(recipe)
-        if trained is not None and trained != subject.config.block_length:
-            raise InputError(
-                f"{folder} was trained with blocks of {trained} tokens (training.yaml), but its config.json says "
-                f"{subject.config.block_length}: its scores would mean nothing; export the run again"
-            )
-    return tokenizer
-
-
-def _require_same_ids(path: Path, tokenizer: Tokenizer) -> None:
-    import tokenizers
-
-    try:
-        found = tokenizers.Tokenizer.from_file(str(path)).encode(PROBE, add_special_tokens=False).ids
-    except Exception as error:  # the binding raises bare Exception for a damaged file
-        raise InputError(f"{path} is no tokenizer ({error}); export the run again") from error
-    if found != tokenizer.encode(PROBE):
-        raise InputError(
-            f"{path} is another tokenizer than {tokenizer.files[0].name} beside it: the model was not trained with "
-            "both; export the run again"
-        )
-
-
-def _trained_block(recipe: Path) -> int | None:
-    """The block length of the recipe, None where it does not say a number."""
-    try:
-        content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"{recipe} cannot be read ({error}); export the run again") from error
-    section = content.get("model") if isinstance(content, dict) else None
-    if not isinstance(section, dict):
-        return None
-    if isinstance(section.get("block"), int):
-        return section["block"]
-    if section.get("block") is None and section.get("preset") in PRESETS and isinstance(section.get("backbone"), str):
-        return preset(section["preset"], section["backbone"]).block_length
-    return None
-
-
-def tokenizer_folder(subject: Subject, folder: Path) -> Path | None:
-    """Copies of the files transformers needs for the release's tokenizer, without the code beside it; None without them.
-
-    lm-eval loads tokenizers with remote code allowed, and a release carries code.
-    """
-    assert subject.folder is not None
-    source = subject.folder / "tokenizer.json"
-    if not source.is_file():
-        return None
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_bytes(source.read_bytes())
-    about = subject.folder / "tokenizer_config.json"
-    content = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
-    content.pop("auto_map", None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(content), encoding="utf-8")
-    return folder

@@ -31,7 +31,9 @@ def add_parser(commands) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("release", metavar="RELEASE", help="release folder")
+    parser.add_argument(
+        "releases", nargs="+", metavar="RELEASE", help="release folders of one tokenizer and block length"
+    )
     what = parser.add_argument_group("what is asked")
     what.add_argument("--tasks", default="", metavar="LIST", help="names of tasks, groups or tags of lm-eval")
     what.add_argument("--preset", choices=("common-sense",), help="a list of tasks, see below")
@@ -71,7 +73,8 @@ def add_parser(commands) -> None:
     )
     how.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     how.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1, the steadiest)")
-    parser.add_argument("--out", metavar="FILE", help="results file (default: runs/eval/NAME.jsonl)")
+    parser.add_argument("--retry-failed", action="store_true", help="run tasks again that failed")
+    parser.add_argument("--out", metavar="FILE", help="results file (default: runs/eval/NAMES.jsonl)")
     parser.set_defaults(run=_run)
 
 

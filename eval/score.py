@@ -116,17 +116,25 @@ def row_bound(model: Denoiser, row: Row, *, draws: Draws, token_bytes: np.ndarra
     return tally.values() | {"bytes": int(token_bytes[text].sum()), "documents": documents}
 
 
-def open_documents(subject: Subject, config: BoundConfig) -> tuple[Tokenizer, list[Document]]:
-    """The release's tokenizer and the counted files. Raises InputError for files that are no text."""
+@dataclass(frozen=True)
+class Documents:
+    """Counted text files, and the tokenizer they were counted with."""
+
+    files: list[Document]
+    tokenizer: Tokenizer
+
+
+def open_documents(subject: Subject, config: BoundConfig) -> Documents:
+    """The files, counted with the release's tokenizer. Raises InputError for files that are no text."""
     if subject.folder is None:
         raise InputError(f"{subject.name} has no tokenizer: give a release folder")
     tokenizer = load_tokenizer(subject.folder)
     require_same_vocabulary(tokenizer, subject.config, release=str(subject.folder))
-    return tokenizer, [open_document(path, tokenizer) for path in config.documents]
+    return Documents([open_document(path, tokenizer) for path in config.documents], tokenizer)
 
 
 def score_documents(
-    subject: Subject, tokenizer: Tokenizer, documents: list[Document], config: BoundConfig, results: ResultsFile
+    subject: Subject, documents: Documents, config: BoundConfig, results: ResultsFile
 ) -> Iterator[dict]:
     """Score the files that `results` lacks, writing each as it is done; yields the results row of every file.
 
@@ -134,11 +142,11 @@ def score_documents(
     """
     draws = config.draws_of(subject)
     model: Denoiser | None = None
-    for document in documents:
+    for document in documents.files:
         identity = config.identity(subject) | {"text": document.sha256[:16], "document": document.name}
         if not results.done(identity):
             model = model or build(subject, dtype=config.dtype, device=config.device)
-            tally, pieces = Tally(), token_pieces(document, tokenizer)
+            tally, pieces = Tally(), token_pieces(document, documents.tokenizer)
             with tqdm(total=document.tokens, unit="token", desc=document.name, disable=None) as progress:
                 for done in stream_bound(
                     model, pieces, length=document.tokens, draws=draws, key=document.sha256, tally=tally

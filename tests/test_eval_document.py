@@ -119,6 +119,21 @@ def test_documents_are_scored_printed_and_resumed(made, tmp_path, capsys, arm):
     assert "2 documents" in printed and "standard error" in printed and "Monte-Carlo error" in printed
 
 
+def test_several_releases_share_a_results_file(made, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text(PROSE)
+    out = tmp_path / "out.jsonl"
+    releases = [str(made / "mamba"), str(made / "attention")]
+    assert main(["bound", *releases, "--document", str(tmp_path / "text.txt"), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "mamba: 1 document" in printed and "attention: 1 document" in printed
+    assert [json.loads(line)["identity"]["subject"] for line in out.read_text().splitlines()[1:]] == [
+        "mamba",
+        "attention",
+    ]
+    assert main(["bound", releases[0], releases[0], "--document", str(tmp_path / "text.txt")]) == 2
+    assert "have the same name" in capsys.readouterr().err
+
+
 def test_what_cannot_be_scored_is_refused_in_a_sentence(made, tmp_path, capsys, monkeypatch):
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "binary.txt").write_bytes(b"abc\xff\xfe")

@@ -20,8 +20,8 @@ from mezzotint.data.tokenizer import load_tokenizer
 from mezzotint.eval import lm_eval_command, lm_eval_generate, lm_eval_score
 from mezzotint.eval.__main__ import main
 from mezzotint.eval.bound import Draws
-from mezzotint.eval.lm_eval_config import open_release
 from mezzotint.eval.lm_eval_generate import Writing, parse_writing, write
+from mezzotint.eval.lm_eval_release import open_release
 from mezzotint.eval.lm_eval_score import Request, continuation_bounds
 from mezzotint.eval.subjects import release_subject
 from mezzotint.launch.export import write_release
@@ -301,9 +301,14 @@ def releases(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def offline(monkeypatch):
-    """Neither a network nor permission to ask for one."""
+    """Neither a network nor permission to ask for one: the variables as users set them, and what was read from them."""
+    import datasets
+    import huggingface_hub
+
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_EVALUATE_OFFLINE"):
         monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
 
     def refuse(*address):
         raise AssertionError(f"a connection to {address[1:]} was asked for")
@@ -470,8 +475,13 @@ def test_a_task_that_fails_is_recorded_and_the_others_go_on(releases, tmp_path, 
     arguments = ["lm-eval", str(releases / "mamba"), "--include-path", str(tmp_path / "tasks"), "--out", str(out)]
     assert main([*arguments, "--tasks", "broken,mezzotint_choices", "--limit", "2"]) == 2
     printed = capsys.readouterr()
-    assert "lm-eval/broken: error, ZeroDivisionError: no such luck" in printed.out and "Traceback" not in printed.err
+    assert (
+        "mamba, lm-eval/broken: error, ZeroDivisionError: no such luck" in printed.out
+        and "Traceback" not in printed.err
+    )
     rows = rows_of(out)
+    assert main([*arguments, "--tasks", "broken", "--limit", "2"]) == 2, "what failed is told again, not tried again"
+    assert len(rows_of(out)) == 2 and rows_of(out) == rows
     assert rows["lm-eval/broken"]["status"] == "error" and rows["lm-eval/mezzotint_choices"]["status"] == "ok"
 
 
@@ -568,6 +578,48 @@ def test_a_release_of_another_tokenizer_or_block_is_refused_in_a_sentence(releas
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@needs_lm_eval
+def test_releases_of_one_kind_stand_in_one_table_and_others_are_refused(releases, tmp_path, capsys):
+    arms = [str(releases / arm) for arm in ARMS]
+    more = ["--include-path", str(DATA), "--tasks", "mezzotint_choices", "--limit", "2"]
+    out = tmp_path / "out.jsonl"
+    assert main(["lm-eval", *arms, *more, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"| {arm} | mezzotint_choices | acc |" in printed for arm in ARMS)
+    before = out.read_text()
+
+    blocks = tmp_path / "blocks"
+    shutil.copytree(releases / "mamba", blocks)
+    edit_config(blocks, block_length=8, chunk_length=8)
+    (blocks / "training.yaml").unlink()
+    (tmp_path / "words").mkdir()
+    train_sentencepiece(
+        tmp_path / "words" / "tokenizer.model",
+        ["A few words that are other ones.\n" * 50],
+        model_type="bpe",
+        vocab_size=280,
+    )
+    tokenizer = load_tokenizer(tmp_path / "words")
+    ids = {"mask_token_id": tokenizer.mask_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+    model = tiny_model(tiny_config("M", 4, vocab_size=tokenizer.vocab_size, tie_embeddings=True, **ids)).float()
+    write_release(
+        tmp_path / "words-mamba", model, tokenizer, recipe="seed: 1\n", facts=Facts(trained={}, dtype="float32")
+    )
+    for other, sentence in (
+        (blocks, "blocks has another block length (8, not 4) than"),
+        (tmp_path / "words-mamba", "words-mamba has another tokenizer than"),
+    ):
+        assert main(["lm-eval", arms[0], str(other), *more, "--out", str(tmp_path / "new.jsonl")]) == 2
+        assert sentence in capsys.readouterr().err.splitlines()[-1]
+        assert not (tmp_path / "new.jsonl").exists()
+    # and where the file has rows of both, the new ones not yet
+    rows = before.replace('"block": 4', '"block": 16')
+    (tmp_path / "old.jsonl").write_text(rows)
+    assert main(["lm-eval", *arms, *more, "--out", str(tmp_path / "old.jsonl")]) == 2
+    assert "another block length (4, not 16) than attention, whose results" in capsys.readouterr().err
+    assert (tmp_path / "old.jsonl").read_text() == rows
+
+
 def test_the_absence_of_lm_eval_is_a_sentence_that_names_the_extra(releases, tmp_path, capsys, monkeypatch):
     take_lm_eval_away(monkeypatch)
     assert main(command(releases / "mamba", tmp_path / "out.jsonl")) == 2
@@ -644,10 +696,15 @@ def test_settings_make_the_identity(releases):
     from mezzotint.eval.lm_eval_config import LMEvalConfig
 
     subject = release_subject(releases / "mamba")
+    tokenizer = open_release(subject)
+
+    def identity_of(config: LMEvalConfig) -> dict:
+        return config.identity(subject, "x", version="1", tokenizer=tokenizer)
+
     base = LMEvalConfig(tasks=("x",), reveal=TopK(steps=4))
-    identity = base.identity(subject, "x", version="1")
+    identity = identity_of(base)
     same = dataclasses.replace(base, batch_size=3, draw_batch=5, use_cache="y")
-    assert same.identity(subject, "x", version="1") == identity
+    assert identity_of(same) == identity
     for change in (
         {"limit": 2},
         {"num_fewshot": 1},
@@ -659,4 +716,4 @@ def test_settings_make_the_identity(releases):
         {"dtype": torch.bfloat16},
         {"include_path": str(DATA)},
     ):
-        assert dataclasses.replace(base, **change).identity(subject, "x", version="1") != identity, change
+        assert identity_of(dataclasses.replace(base, **change)) != identity, change
