@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -29,7 +32,7 @@ def both_units(count: float) -> str:
 def available_bytes(device: str | torch.device = "cpu", *, limit: int | None = None) -> int:
     """Bytes that can still be allocated: the least of free memory, the control group's and the process's limits.
 
-    limit: bytes of address space that a process will be given (RLIMIT_AS); one like this is assumed.
+    limit: bytes of address space that a new process will be given (RLIMIT_AS), of which its libraries take their part.
     """
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -37,13 +40,21 @@ def available_bytes(device: str | torch.device = "cpu", *, limit: int | None = N
 
     limits = [psutil.virtual_memory().available]
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    bounds = [bound for bound in (soft if soft != resource.RLIM_INFINITY else None, limit) if bound is not None]
-    if bounds:
-        limits.append(min(bounds) - psutil.Process().memory_info().vms)
+    if soft != resource.RLIM_INFINITY:
+        limits.append(soft - psutil.Process().memory_info().vms)
+    if limit is not None:
+        limits.append(limit - mapped_when_fresh())
     for limit_file, usage in _GROUPS:
         if Path(limit_file).exists() and (most := Path(limit_file).read_text().strip()) != "max":
             limits.append(int(most) - int(Path(usage).read_text()))
     return max(0, min(limits))
+
+
+@lru_cache(maxsize=1)
+def mapped_when_fresh() -> int:
+    """Bytes of address space of a process that has only imported what measures; asked of one, since this one has grown."""
+    code = "import psutil, mezzotint.eval.speed_cell; print(psutil.Process().memory_info().vms)"
+    return int(subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=True).stdout)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

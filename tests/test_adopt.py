@@ -111,7 +111,7 @@ def test_every_format_gives_the_rows_of_our_own_shards(tmp_path, tokenizer, kind
 )
 def test_several_files_in_any_shape(tmp_path_factory, tokenizer, lengths, kind, ended, block):
     root = tmp_path_factory.mktemp("shapes")
-    files = [documents_of([*of_file, 3], first=50 * n) for n, of_file in enumerate(lengths)]
+    files = [documents_of([*of_file, 9], first=50 * n) for n, of_file in enumerate(lengths)]  # one row of 8 at least
     own = [[[*document, EOS] for document in file if document] for file in files]
     for n, file in enumerate(files):
         written = [[*document, EOS] if document else [] for document in file] if ended else file

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mezzotint.eval import memory
 from mezzotint.eval import speed as speed_module
 from mezzotint.eval import speed_prefill
 from mezzotint.eval.cells import Cell, SpeedConfig, list_cells
@@ -33,8 +34,8 @@ def no_rates(monkeypatch):
 
 
 def test_a_cell_that_runs_out_of_memory_is_recorded_and_the_sweep_goes_on(tmp_path):
-    """A million tokens of keys and values are 2 GiB; the process may map one beyond what this one has."""
-    limit = psutil.Process().memory_info().vms + 2**30
+    """A million tokens of keys and values are 2 GiB; the process may map one beyond what a fresh one has."""
+    limit = memory.mapped_when_fresh() + 2**30
     config = SpeedConfig(contexts=(64, 2**20), quick=True, isolated=True, memory_limit=limit, try_all=True, timeout=300)
     cells = list_cells([ATTENTION], config)
     for _ in range(2):
