@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mezzotint.eval import memory
+from mezzotint.eval import memory, speed_prefill
 from mezzotint.eval import speed as speed_module
-from mezzotint.eval import speed_prefill
 from mezzotint.eval.cells import Cell, SpeedConfig, list_cells
 from mezzotint.eval.results import ResultsFile, read_results
 from mezzotint.eval.speed import sweep
