@@ -131,6 +131,28 @@ class Threshold:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Factor:
+    """The n surest positions, n the largest whose nth confidence is above 1 - factor / (n + 1), and always the surest one.
+
+    The more are revealed at once, the surer each must be (Fast-dLLM, arXiv 2505.22618, factor-based decoding).
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _require(self.factor >= 0, f"factor is {self.factor}; it must be 0 (one token a step) or more")
+
+    def __call__(
+        self, proposal: Proposal, *, masked: Tensor, step: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        rank = _rank(
+            -proposal.confidence, masked
+        )  # confidence falls and the bar rises with it: those above are the first
+        sure = proposal.confidence > 1 - self.factor / (rank + 2)
+        return masked & (sure | (rank == 0)), step + 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class EntropyBound:
     """The lowest-entropy positions while the entropies of all but the largest of them sum to at most `bound` nats.
 
@@ -194,13 +216,15 @@ class FirstHitting:
 
 
 def parse_reveal(text: str) -> Reveal:
-    """The rule that `topk=8`, `threshold=0.9`, `entropy=0.5`, `ancestral=16` or `first-hitting` means."""
+    """The rule that `topk=8`, `threshold=0.9`, `factor=1`, `entropy=0.5`, `ancestral=16` or `first-hitting` means."""
     name, _, value = text.partition("=")
     try:
         if name == "topk":
             return TopK(steps=int(value))
         if name == "threshold":
             return Threshold(confidence=float(value))
+        if name == "factor":
+            return Factor(factor=float(value))
         if name == "entropy":
             return EntropyBound(bound=float(value))
         if name == "ancestral":
@@ -211,7 +235,9 @@ def parse_reveal(text: str) -> Reveal:
         raise InputError(f"reveal rule {text!r}: {value!r} is no number") from error
     if text == "first-hitting":
         return FirstHitting()
-    raise InputError(f"unknown reveal rule {text!r}; use topk=N, threshold=P, entropy=H, ancestral=N or first-hitting")
+    raise InputError(
+        f"unknown reveal rule {text!r}; use topk=N, threshold=P, factor=F, entropy=H, ancestral=N or first-hitting"
+    )
 
 
 def _rank(key: Tensor, masked: Tensor) -> Tensor:

@@ -1,0 +1,133 @@
+"""Decoding of a block-causal denoiser, block after block on its past, under a policy of what to share, evict or keep."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..denoiser import Denoiser
+from ..errors import InputError
+from ..layout import make_layout
+from ..reveal import Reveal, Sampler
+from ..state import SSMState
+from .bidirectional import GREEDY, Decoded, _now, check_shared, require_object
+from .canvas import Canvas, equal_prompts
+from .cost import Cost
+from .forward import attend, attention_of, embed, finish, is_attention, layers_of, project, rotated, tables_of
+from .interface import Policy
+from .loop import Revealing, reveal_canvas
+from .memory import Segment, held_bytes
+from .past import KVPast, Past
+from .store import Hooks, Store
+
+
+@torch.inference_mode()
+def decode_blocks(
+    model: Denoiser,
+    prompts: list[list[int]],
+    *,
+    policy: Policy,
+    new_tokens: int,
+    reveal: Reveal,
+    block: int | None = None,
+    sampler: Sampler = GREEDY,
+    generator: torch.Generator | None = None,
+    spans: tuple[tuple[int, int], ...] = (),
+    store: Store | None = None,
+) -> Decoded:
+    """Write `new_tokens` behind each prompt, on the exact past or what the policy makes of it.
+
+    A block of the model is revealed `block` tokens at a time (a sub-block), None for all at once. Every block is
+    committed by a clean pass once it is full. Rows go on to the last token, whether they wrote <eos> or not.
+    spans and store as in decode_canvas. Raises InputError for prompts of unequal length, sub-blocks that do not divide
+    a block, shared parts that the prompt does not hold, and a policy without an object here.
+    """
+    config = model.config
+    size = config.block_length
+    block = size if block is None else block
+    require_object(model, policy, bidirectional=False)
+    tokens = equal_prompts(model, prompts)
+    if block < 1 or size % block:
+        raise InputError(f"a sub-block of {block} tokens does not divide a block of {size}")
+    if new_tokens < 1:
+        raise InputError(f"new_tokens is {new_tokens}; it must be at least 1")
+    check_shared(policy, spans, tokens.shape[1])
+    began = _now(model)
+    store = Store() if store is None else store
+    store.bind(model)
+    cost = Cost(layers=len(config.pattern))
+    how = Revealing(reveal, sampler, torch.Generator().manual_seed(0) if generator is None else generator)
+    room = -(-(tokens.shape[1] + new_tokens) // size) * size
+    past, rest = policy.open(tokens, Hooks(model, store, cost, spans, room))
+    whole = rest.shape[1] // size * size
+    for first in range(0, whole, size):
+        commit(model, rest[:, first : first + size], past)
+        cost.prefill_token_layers += len(rest) * size * cost.layers
+    cost.prepare_seconds = _now(model) - began
+    written = [rest[:, whole:]]
+    done = whole - rest.shape[1]  # new tokens that are there: minus what the prompt leaves for the first canvas
+    while done < new_tokens:
+        canvas = _canvas(model, written[0] if len(written) == 1 else rest[:, :0], past, block)
+        filled = reveal_canvas(model, canvas, policy, how, cost)
+        written.append(filled)
+        done += size
+        if done < new_tokens:
+            commit(model, filled, past)
+            cost.commits += 1
+            cost.commit_token_layers += filled.numel() * cost.layers
+            cost.hold(held_bytes(list(past.layers)))
+    cost.seconds = _now(model) - began
+    cost.effective = policy.effective() | {
+        "block": size,
+        "sub_block": block,
+        "new_tokens": new_tokens,
+        "prompt_tokens": tokens.shape[1],
+        "reveal": str(reveal),
+        "held_tokens": max((layer.tokens for layer in past.layers if isinstance(layer, KVPast)), default=0),
+    }
+    new = torch.cat(written[1:], dim=1)[:, rest.shape[1] - whole :][:, :new_tokens]
+    return Decoded(new.tolist(), cost, config.eos_token_id)
+
+
+def _canvas(model: Denoiser, fixed: Tensor, past: Past, block: int) -> Canvas:
+    """The next frontier block: what the prompt left (B, n), then masks."""
+    size, layers = model.config.block_length, len(model.config.pattern)
+    tokens = F.pad(fixed, (0, size - fixed.shape[1]), value=model.config.mask_token_id)
+    return Canvas(
+        tokens=tokens,
+        positions=(past.length + torch.arange(size)).expand(len(tokens), -1),
+        response=fixed.shape[1],
+        start=0,
+        block=block,
+        outside=((),) * layers,
+        first=(0,) * layers,
+        full_length=size,
+        past=past,
+    )
+
+
+def commit(model: Denoiser, clean: Tensor, past: Past) -> None:
+    """Read one clean block (B, G) into the past: keys and values behind those there, SSM states folded on."""
+    batch, size = clean.shape
+    h = embed(model, clean, None)
+    tables = tables_of(model, (past.length + torch.arange(size))[None])
+    layout = make_layout(
+        block_length=size,
+        clean_tokens=size,
+        frontiers=torch.zeros(batch, 0, dtype=torch.long),
+        lengths=torch.full((batch,), past.length),
+    )
+    for index, layer in enumerate(layers_of(model)):
+        before = past.layers[index]
+        if is_attention(layer):
+            assert isinstance(before, KVPast)
+            own = project(attention_of(layer), layer.mixer_norm(h))
+            q, k = rotated(own.q, tables), rotated(own.k, tables)
+            past.layers[index] = before.append(k, own.v)
+            h = finish(layer, h, attend(q, [*before.segments(), Segment(k, own.v)]).y)
+        else:
+            h, after = layer(h, layout, None, before)
+            assert isinstance(after, SSMState)
+            past.layers[index] = after
+    past.length += size
