@@ -13,7 +13,8 @@ from tqdm import tqdm
 from mezzotint.eval.cells import DTYPES, require_threads
 from mezzotint.eval.doctor import require_device
 from mezzotint.eval.results import ResultsFile
-from mezzotint.eval.score import BoundConfig, Text, open_documents, open_text, score, score_documents
+from mezzotint.eval.score import BoundConfig, Documents, Text, open_documents, open_text, score, score_documents
+from mezzotint.eval.scoring_plan import Work, dry_run, scoring_bytes, scoring_flops
 from mezzotint.eval.subjects import Subject, release_subject
 from mezzotint.eval.tally import LEVELS, Bound, by_bin, summarize
 from mezzotint.models.errors import InputError
@@ -39,6 +40,10 @@ def run(options: argparse.Namespace) -> int:
     torch.set_num_threads(options.threads)
     # what cannot be scored is refused before anything is written
     opened = [open_documents(each, config) if config.documents else open_text(each, config) for each in subjects]
+    if options.dry_run:
+        cells = [cell for each, text in zip(subjects, opened) for cell in planned(each, text, config)]
+        print(dry_run(cells, dtype=config.dtype, device=config.device))
+        return 0
     out = results_path(options.out, subjects)
     named = {each.name: each.fingerprint for each in subjects}
     with ResultsFile(out, subjects=named, retry_failed=options.retry_failed) as results:
@@ -51,6 +56,28 @@ def run(options: argparse.Namespace) -> int:
             _say(subject, rows, config, out)
     print("written:", out)
     return 0
+
+
+def planned(subject: Subject, text: Text | Documents, config: BoundConfig) -> list[Work]:
+    """The cells of a dry run: the rows together, or every document."""
+    if isinstance(text, Text):
+        named = [("rows", min(config.rows, len(text.rows)), config.row_length)]
+    else:
+        named = [(document.name, 1, document.tokens) for document in text.files]
+    draws = config.draws_of(subject)
+    return [
+        Work(
+            subject=subject.name,
+            what=what,
+            texts=count,
+            longest=length,
+            bytes=scoring_bytes(
+                subject.config, rows=1, length=length, canvases=draws.batch, itemsize=config.dtype.itemsize
+            ),
+            flops=count * scoring_flops(subject.config, context=0, scored=length, draws=draws.per_block),
+        )
+        for what, count, length in named
+    ]
 
 
 def _say(subject: Subject, rows: list[dict], config: BoundConfig, out: Path) -> None:

@@ -43,6 +43,7 @@ def add_parser(commands) -> None:
     how.add_argument("--dtype", metavar="NAME", help="float32, bfloat16 or float16 (default: float32)")
     how.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     how.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1, the steadiest)")
+    parser.add_argument("--dry-run", action="store_true", help="print the cells with bytes and time, score nothing")
     parser.add_argument("--retry-failed", action="store_true", help="score again what had no finite bound")
     parser.add_argument("--out", metavar="FILE", help="results file (default: runs/eval/NAMES.jsonl)")
     parser.set_defaults(run=_run)

@@ -7,6 +7,7 @@ import difflib
 import importlib
 import tempfile
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -27,6 +28,7 @@ from mezzotint.eval.lm_eval_release import (
 from mezzotint.eval.lm_eval_scores import BOUNDS, Scores
 from mezzotint.eval.memory import is_out_of_memory
 from mezzotint.eval.results import ResultsFile, cell_key
+from mezzotint.eval.scoring_plan import Work, dry_run, scoring_bytes, scoring_flops
 from mezzotint.eval.subjects import Subject, build
 from mezzotint.models.errors import InputError
 from mezzotint.models.reveal import parse_reveal
@@ -41,6 +43,11 @@ def run(options: argparse.Namespace) -> int:
     tokenizers = [open_release(subject) for subject in subjects]
     require_same_kind(subjects, tokenizers)
     module = import_harness()
+    if options.dry_run:
+        with tempfile.TemporaryDirectory() as folder:
+            harness = find_tasks(module, subjects[0], config, Path(folder))
+            print(dry_run(planned(harness, subjects, tokenizers, config), dtype=config.dtype, device=config.device))
+        return 0
     out, rows = results_path(options.out, subjects), []
     named = {subject.name: subject.fingerprint for subject in subjects}
     with tempfile.TemporaryDirectory() as folder:
@@ -58,6 +65,39 @@ def run(options: argparse.Namespace) -> int:
         identity = row["identity"]
         print(f"{identity['subject']}, {identity['task']}: {row['status']}, {row['values'].get('message', '')}")
     return 2 if failed else 0
+
+
+def planned(harness, subjects: list[Subject], tokenizers: list[Tokenizer], config: LMEvalConfig) -> list[Work]:
+    """The cells of a dry run: every task with each release. The data are loaded, as they would be for the run."""
+    asked = {
+        name: harness.requests(name, task, limit=config.limit, num_fewshot=config.num_fewshot)
+        for given in config.tasks
+        for name, task in harness.load(given).items()
+    }
+    return [
+        work(subject, name, [tuple(len(tokenizer.encode(text)) for text in pair) for pair in pairs], config)
+        for subject, tokenizer in zip(subjects, tokenizers)
+        for name, pairs in asked.items()
+    ]
+
+
+def work(subject: Subject, task: str, sizes: Sequence[tuple[int, ...]], config: LMEvalConfig) -> Work:
+    """One cell from the tokens of (context, what is scored) of its requests; a text to be written counts as one block."""
+    model, size = subject.config, subject.config.block_length
+    longest = max((sum(pair) for pair in sizes), default=0)
+    draws = config.draws_of(model)
+    rows = min(config.batch_size, max(1, len(sizes)))
+    return Work(
+        subject=subject.name,
+        what=task,
+        texts=len(sizes),
+        longest=longest,
+        bytes=scoring_bytes(model, rows=rows, length=longest, canvases=draws.batch, itemsize=config.dtype.itemsize),
+        flops=sum(
+            scoring_flops(model, context=context, scored=scored or size, draws=draws.per_block if scored else 1)
+            for context, scored in sizes
+        ),
+    )
 
 
 def read_config(options: argparse.Namespace) -> LMEvalConfig:

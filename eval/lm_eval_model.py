@@ -196,6 +196,16 @@ class Harness:
                 "on this machine, or give its files with --include-path"
             ) from error
 
+    def requests(self, name: str, task: Any, *, limit: int | None, num_fewshot: int | None) -> list[tuple[str, str]]:
+        """(context, what is scored behind it) of every request of a loaded task; what is to be written is empty."""
+        _set_shots(task, num_fewshot)
+        with contextlib.redirect_stdout(io.StringIO()):
+            task.build_all_requests(limit=limit, rank=0, world_size=1)
+        kinds = {"loglikelihood": lambda args: args, "loglikelihood_rolling": lambda args: ("", args[0])}
+        return [
+            kinds.get(instance.request_type, lambda args: (args[0], ""))(instance.args) for instance in task.instances
+        ]
+
     def run(
         self,
         lm: MezzotintLM,
@@ -207,10 +217,7 @@ class Harness:
         use_cache: str | None,
     ) -> Scores:
         """Run one loaded task, by `evaluate`: `simple_evaluate` adds nothing to it but an inventory of the machine."""
-        own = task.get_config("num_fewshot")
-        if own != 0:  # a task that says 0 means it
-            task.set_config(key="num_fewshot", value=num_fewshot if num_fewshot is not None else own or 0)
-        task.set_fewshot_seed(seed=SEEDS["fewshot"])
+        _set_shots(task, num_fewshot)
         answering = CachingLM(lm, f"{use_cache}_rank0.db") if use_cache else lm
         with contextlib.redirect_stdout(io.StringIO()):
             found = evaluate(answering, {name: task}, limit=limit, bootstrap_iters=BOOTSTRAP)  # type: ignore[arg-type]
@@ -231,6 +238,13 @@ class Harness:
             prompts=hashlib.sha256("".join(str(sample["prompt_hash"]) for sample in samples).encode()).hexdigest()[:16],
             samples=by_document,
         )
+
+
+def _set_shots(task: Any, num_fewshot: int | None) -> None:
+    own = task.get_config("num_fewshot")
+    if own != 0:  # a task that says 0 means it
+        task.set_config(key="num_fewshot", value=num_fewshot if num_fewshot is not None else own or 0)
+    task.set_fewshot_seed(seed=SEEDS["fewshot"])
 
 
 def _refuse_endless(name: str, folder: Path, lengths: Sequence[int]) -> None:

@@ -73,6 +73,9 @@ def add_parser(commands) -> None:
     )
     how.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     how.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1, the steadiest)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="load the tasks, print them with bytes and time, run nothing"
+    )
     parser.add_argument("--retry-failed", action="store_true", help="run tasks again that failed")
     parser.add_argument("--out", metavar="FILE", help="results file (default: runs/eval/NAMES.jsonl)")
     parser.set_defaults(run=_run)

@@ -17,6 +17,7 @@ from mezzotint.eval.results import ResultsFile
 from mezzotint.eval.retrieval import sweep
 from mezzotint.eval.retrieval_plan import Cell, RetrievalConfig, list_cells, product_rate
 from mezzotint.eval.retrieval_subjects import has_rope, scaled, training_length
+from mezzotint.eval.scoring_plan import duration
 from mezzotint.eval.subjects import Subject, release_subject
 from mezzotint.models.errors import InputError
 
@@ -89,12 +90,6 @@ def dry_run(cells: list[Cell]) -> str:
         )
     lines.append(f"\nin all at least {duration(total)} of prefill; decoding and overheads come on top")
     return "\n".join(lines)
-
-
-def duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _run_with_bar(cells: list[Cell], results: ResultsFile) -> dict[Cell, list[dict]]:

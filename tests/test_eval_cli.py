@@ -15,7 +15,13 @@ from mezzotint.data.prepare import PrepareConfig, prepare
 from mezzotint.data.sources import SourceConfig
 from mezzotint.data.tokenizer import load_tokenizer
 from mezzotint.eval.__main__ import main
-from mezzotint.models.config import preset
+from mezzotint.eval.scoring_plan import scoring_flops
+from mezzotint.models.config import (
+    attention_flops_per_pair,
+    head_flops_per_token,
+    linear_flops_per_token,
+    preset,
+)
 from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.weights import load_config, save_weights
 
@@ -87,6 +93,33 @@ def test_bound_is_scored_resumed_and_the_same_again(made, tmp_path, capsys):
     assert capsys.readouterr().out == first and out.read_text() == lines
     rows = [json.loads(line) for line in lines.splitlines()[1:]]
     assert len({row["key"] for row in rows}) == 4 and all(row["values"]["bytes"] > 0 for row in rows)
+
+
+def test_a_dry_run_of_bound_says_bytes_and_time_and_writes_nothing(made, tmp_path, capsys, monkeypatch):
+    """One line for all rows, one for each document; what does not fit is said."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("some words " * 20)
+    command = ["bound", str(made / "release"), "--dry-run"]
+    assert main([*command, "--data", str(made / "prepared"), "--row-length", "64", "--rows", "4"]) == 0
+    printed = capsys.readouterr().out
+    assert "| release | rows | 4 | 64 | 0.00 GB" in printed and "in all at least" in printed
+    monkeypatch.setattr("mezzotint.eval.scoring_plan.available_bytes", lambda device: 1000)
+    assert main([*command, "--document", "a.txt"]) == 0
+    printed = capsys.readouterr().out
+    assert "| release | a.txt | 1 | " in printed and "does not fit" in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_the_work_of_a_bound_is_counted_by_hand():
+    """Blocks of 4: two whole ones before the third, which two draws read; and a context that is only committed."""
+    config = preset("debug", "attention", pattern="A", vocab_size=32, block_length=4, chunk_length=4)
+    token, pair = linear_flops_per_token(config), attention_flops_per_pair(config)
+    head = head_flops_per_token(config)
+    clean = 8 * token + (4 + 8) * 4 * pair
+    alone = scoring_flops(config, context=8, scored=3, draws=2)
+    assert alone == clean + 2 * (4 * token + 12 * 4 * pair) + 3 * head
+    whole = scoring_flops(config, context=0, scored=11, draws=2)
+    assert whole == clean + 2 * (12 * token + (4 + 8 + 12) * 4 * pair) + 11 * head
 
 
 def test_a_results_file_of_another_release_is_refused(made, tmp_path, capsys):

@@ -399,6 +399,21 @@ def test_three_tasks_end_to_end_offline(releases, tmp_path, capsys, offline, arm
 
 
 @needs_lm_eval
+def test_a_dry_run_counts_requests_and_tokens_and_writes_nothing(releases, tmp_path, capsys, offline, monkeypatch):
+    out = tmp_path / "out.jsonl"
+    monkeypatch.setattr(lm_eval_command.Runner, "_build", None)  # no model is built
+    assert main(command(releases / "hybrid", out, "--limit", "3", "--dry-run")) == 0
+    printed = capsys.readouterr().out
+    assert not out.exists()
+    lines = {line.split(" | ")[1]: line.split(" | ")[2:] for line in printed.splitlines() if "mezzotint_" in line}
+    tokenizer = load_tokenizer(releases / "hybrid")
+    documents = [len(tokenizer.encode(one["text"])) for one in jsonl("documents.jsonl")[:3]]
+    assert lines["mezzotint_documents"][:2] == ["3", str(max(documents))]
+    assert int(lines["mezzotint_choices"][0]) == sum(len(one["options"]) for one in jsonl("choices.jsonl")[:3])
+    assert lines["mezzotint_continue"][0] == "3" and all(" GiB)" in cells[2] for cells in lines.values())
+
+
+@needs_lm_eval
 def test_batch_sizes_change_no_result(releases, tmp_path, capsys):
     found = []
     for batch in (1, 5, 100):
