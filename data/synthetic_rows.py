@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 
-from mezzotint.data.errors import InputError
 from mezzotint.data.tasks.mixture import Mixture
 from mezzotint.data.tasks.vocabulary import Vocabulary
+from mezzotint.data.workers import in_order
 
 Job = tuple[int, str, int, int]  # part, split, first row, one past the last
 
@@ -25,45 +18,19 @@ def make_all(
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """(part, tokens, sizes) of every job in order, made by `workers` processes (1: this one)."""
     if workers == 1 or len(jobs) < 2:
-        _start(tokenizer, text, child=False)
+        _start(tokenizer, text)
         yield from (_make(mixture, job) for job in jobs)
         return
-    context = multiprocessing.get_context("spawn")  # fork would copy the threads of whoever calls
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(tokenizer, text))
-    pending: deque[Future[tuple[int, np.ndarray, np.ndarray]]] = deque()
-    try:
-        for job in jobs:
-            pending.append(pool.submit(_make, mixture, job))
-            if len(pending) > 2 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    except BrokenProcessPool as error:
-        raise InputError(
-            "a worker process died, perhaps for lack of memory: run the same command again, with fewer --workers"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    asked = ((job, (mixture, job)) for job in jobs)
+    yield from (made for _, made in in_order(_make, asked, workers=workers, start=_start, settings=(tokenizer, text)))
 
 
-_vocabulary: Vocabulary | None = None  # of a worker process, opened once when it starts
+_vocabulary: Vocabulary | None = None  # of a process that makes rows, opened once when it starts
 
 
-def _start(tokenizer: str, text: str, child: bool = True) -> None:
+def _start(tokenizer: str, text: str) -> None:
     global _vocabulary
-    if child:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is answered by the parent, once
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process a core already
     _vocabulary = Vocabulary.load(tokenizer, text=text)
-
-
-def _end_with_parent() -> None:
-    """A killed parent cannot say so, and the queue would wait for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _make(mixture: Mixture, job: Job) -> tuple[int, np.ndarray, np.ndarray]:
