@@ -15,6 +15,10 @@ import torch
 
 import mezzotint.models
 
+# where there is no GPU, Triton's kernels run in its interpreter, which it decides when it is first imported
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
