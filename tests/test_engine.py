@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from kill_support import cut_small_parameters, start
+import torch.distributed as dist
+from kill_support import Harm, cut_small_parameters, start
 from support import PATTERNS, tiny_config, tiny_model
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
@@ -192,6 +193,33 @@ def test_bf16_trains_attention_with_float32_masters(tmp_path, stage):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
     _, weights = load_weights(tmp_path / "run", ema=False)
     assert not all(value.equal(value.bfloat16().float()) for value in weights.values())
+
+
+def note_sums(rank: int, *, path: str) -> None:
+    """Called inside the ranks: the type and size of every sum over ranks goes to a file."""
+    for name in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"):
+        plain = getattr(dist, name)
+
+        def noted(*arguments, _plain=plain, **options):
+            values = [value for value in (*arguments, *options.values()) if isinstance(value, torch.Tensor)]
+            with open(f"{path}-{rank}", "a") as file:
+                file.writelines(f"{value.dtype} {value.numel()}\n" for value in values)
+            return _plain(*arguments, **options)
+
+        setattr(dist, name, noted)
+
+
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=SLOW), pytest.param(3, marks=SLOW)])
+def test_bf16_sums_gradients_over_ranks_in_float32(tmp_path, stage):
+    """By the types of all sums that are larger than those of the loop and of overflow flags."""
+    config(tmp_path)
+    overrides = [*ATTENTION, "engine.precision=bf16", f"engine.zero_stage={stage}", "micro_rows=2", "steps=2"]
+    harms = [Harm("test_engine", "note_sums", {"path": str(tmp_path / "sums")})]
+    ended = start(tmp_path / "recipe.yaml", *overrides, world=2, harms=harms)
+    assert ended.codes == [0, 0], ended
+    for rank in range(2):
+        noted = [line.split() for line in (tmp_path / f"sums-{rank}").read_text().splitlines()]
+        assert {kind for kind, size in noted if int(size) > 1000} == {"torch.float32"}
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,9 @@ def _settings(config: EngineConfig, objective: Objective, *, clip: float, micro_
         },
     }
     if config.precision == "bf16":
+        # left to itself DeepSpeed would sum over ranks in bfloat16 what each of them has added up in float32
         settings |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+        settings["communication_data_type"] = "fp32"
     return settings
 
 

@@ -23,7 +23,7 @@ class EngineBytes:
     buckets: float  # alive during a pass: gradients on their way to other ranks
     bucket_share: float  # of all gradients that one bucket holds
     gathered: float = 0.0  # weights that ZeRO 3 puts together for a pass
-    flushed: float = 0.0  # on top while a backward pass reduces a full bucket
+    flushed: float = 0.0  # on top while a backward pass reduces its first full bucket, gathered weights too
     reduced: float = 0.0  # on top while gradients are reduced behind the last pass
     updated: float  # most on top of weights and optimizer in the update
 
@@ -49,7 +49,7 @@ class Memory:
     def passing(self) -> float:
         """Most while a micro-batch is computed: at its own peak, or when its backward pass has filled a bucket."""
         engine, own = self.engine, self.activations.peak
-        inside = max(own + engine.gathered, own * (1 - engine.bucket_share) + engine.gathered + engine.flushed)
+        inside = max(own + engine.gathered, own * (1 - engine.bucket_share) + engine.flushed)
         return self.held + engine.gradients + engine.buckets + inside
 
     @property
@@ -62,9 +62,9 @@ def engine_bytes(parameters: int, config: EngineConfig, gpus: int) -> EngineByte
     """From the ZeRO stage and precision, as `engine.py` sets up DeepSpeed 0.19.
 
     A bucket is allocated whole and holds at most MAX_BUCKET gradients. Reducing one makes a flat copy of it, in bf16 mode
-    with stage 1 another in bfloat16. Stage 1 keeps whole gradients and reduces them behind the last pass; 2 and 3 reduce
-    in every backward pass, into the rank's share. The update takes the share's gradients, a flat copy of them, and two
-    more of their size inside AdamW.
+    with stages 2 and 3 another in float32, in which it is summed. Stage 1 keeps whole gradients and reduces them behind
+    the last pass; 2 and 3 reduce in every backward pass, into the rank's share. The update takes the share's gradients, a
+    flat copy of them, and two more of their size inside AdamW.
     """
     low = 2 if config.precision == "bf16" else 4  # bytes of a weight and of its gradient
     whole, share = 4.0 * parameters, 4.0 * parameters / gpus  # in float32
@@ -77,18 +77,25 @@ def engine_bytes(parameters: int, config: EngineConfig, gpus: int) -> EngineByte
     if config.zero_stage == 1 and low == 2:  # gradients in bfloat16, added up in float32 that is allocated once
         common["optimizer"] += whole
         updated = 2.0 * parameters + 2 * share
-        return EngineBytes(**common, gradients=2.0 * parameters, buckets=0.0, reduced=6 * bucket, updated=updated)
+        return EngineBytes(**common, gradients=2.0 * parameters, buckets=0.0, reduced=4 * bucket, updated=updated)
     buckets = float(low * bucket)
     if config.zero_stage == 1:
         return EngineBytes(**common, gradients=whole, buckets=buckets, reduced=buckets + share, updated=updated)
     if config.zero_stage == 2:
-        return EngineBytes(**common, gradients=share, buckets=buckets, flushed=buckets + share, updated=updated)
+        flushed = 6.0 * bucket if low == 2 else buckets + share
+        return EngineBytes(**common, gradients=share, buckets=buckets, flushed=flushed, updated=updated)
     common |= {"weights": low * parameters / gpus, "optimizer": 4 * share}  # with a buffer for the share's gradients
-    together = low * (min(GATHERED, parameters) + min(FETCHED, parameters)) if gpus > 1 else 0
+    buckets = 4.0 * bucket  # of the type in which gradients are summed
+    flushed = 2 * buckets if low == 2 else buckets + buckets / gpus
     return EngineBytes(
-        **common, gradients=0.0, buckets=buckets, gathered=together, flushed=buckets + buckets / gpus,
-        updated=buckets + 3 * share,
+        **common, gradients=0.0, buckets=buckets, gathered=_gathered(parameters, low, gpus),
+        flushed=flushed + _gathered(parameters - bucket, low, gpus), updated=buckets + 3 * share,
     )  # fmt: skip
+
+
+def _gathered(parameters: int, low: int, gpus: int) -> float:
+    """Bytes of weights that ZeRO 3 holds whole while so many parameters are still to be passed."""
+    return float(low * (min(GATHERED, parameters) + min(FETCHED, parameters))) if gpus > 1 else 0.0
 
 
 def memory(p: Pass, *, gpus: int, average: bool) -> Memory:
