@@ -74,7 +74,7 @@ def decode_canvas(
     how = Revealing(reveal, sampler, torch.Generator().manual_seed(0) if generator is None else generator)
     written = reveal_canvas(model, canvas, policy, how, cost)
     cost.seconds = _now(model) - began
-    cost.effective = policy.effective() | {
+    cost.effective |= policy.effective() | {
         "block": block,
         "new_tokens": new_tokens,
         "prompt_tokens": tokens.shape[1],

@@ -20,7 +20,8 @@ class Canvas:
 
     outside: per layer the segments that all columns see beside the canvas; first: per layer, the columns before it stand
     in those. spans: (start, end) columns of the prompt that are shared parts. full_length: columns that a pass without
-    any policy would run.
+    any policy would run. entering: a layer, and what it is given (B or 1, n, D) for the first n columns, which stand
+    outside in the layers before.
     """
 
     tokens: Tensor  # (B, L) int64
@@ -33,6 +34,7 @@ class Canvas:
     full_length: int
     spans: tuple[tuple[int, int], ...] = ()
     past: Past | None = None
+    entering: tuple[int, Tensor] | None = None
 
     @property
     def length(self) -> int:

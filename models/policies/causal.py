@@ -65,6 +65,7 @@ def decode_blocks(
         commit(model, rest[:, first : first + size], past)
         cost.prefill_token_layers += len(rest) * size * cost.layers
     cost.prepare_seconds = _now(model) - began
+    cost.hold(held_bytes(list(past.layers)))
     written = [rest[:, whole:]]
     done = whole - rest.shape[1]  # new tokens that are there: minus what the prompt leaves for the first canvas
     while done < new_tokens:
@@ -78,7 +79,7 @@ def decode_blocks(
             cost.commit_token_layers += filled.numel() * cost.layers
             cost.hold(held_bytes(list(past.layers)))
     cost.seconds = _now(model) - began
-    cost.effective = policy.effective() | {
+    cost.effective |= policy.effective() | {
         "block": size,
         "sub_block": block,
         "new_tokens": new_tokens,
@@ -129,5 +130,10 @@ def commit(model: Denoiser, clean: Tensor, past: Past) -> None:
         else:
             h, after = layer(h, layout, None, before)
             assert isinstance(after, SSMState)
-            past.layers[index] = after
+            past.layers[index] = SSMState(_own(after.ssm), _own(after.conv))
     past.length += size
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The tensor in a storage of its own: a view of the states of a whole pass would keep all of them in memory."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

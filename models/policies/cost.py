@@ -26,6 +26,7 @@ class Cost:
     decision_operations: int = 0  # multiply-adds and reads of the hooks that a policy called to decide
     decision_seconds: float = 0.0  # in the policy's own code, its hooks included
     peak_bytes: int = 0  # of memory, segments and the policy's state, each storage once
+    held_bytes: int = 0  # the same at the end
     prepare_seconds: float = 0.0  # before the first pass
     seconds: float = 0.0  # of all
     effective: dict[str, object] = field(default_factory=dict)  # the parameters as they came to be used
@@ -50,4 +51,6 @@ class Cost:
             self.decision_seconds += time.perf_counter() - began
 
     def hold(self, held: int) -> None:
+        """`held` bytes are held now."""
+        self.held_bytes = held
         self.peak_bytes = max(self.peak_bytes, held)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
+from .canvas import Canvas
 from .interface import Plan, Policy, Sight, bidirectional_only, require
 from .look import Delta
 
@@ -47,7 +48,7 @@ class EntropyCache(Policy):
     def without_object(self, config: ModelConfig, *, bidirectional: bool) -> str | None:
         return bidirectional_only(self.name, bidirectional)
 
-    def begin(self, sight: Sight) -> Recency:
+    def begin(self, canvas: Canvas, sight: Sight) -> Recency:
         return Recency(torch.full(sight.masked.shape, -1, device=sight.masked.device), sight.active | True)
 
     def plan(self, sight: Sight, state: Recency) -> tuple[Plan, Recency]:

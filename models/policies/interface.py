@@ -13,7 +13,7 @@ from ..errors import InputError
 
 if TYPE_CHECKING:
     from .canvas import Canvas
-    from .look import Delta, Look
+    from .look import Delta, Look, Scene
     from .past import KVPast, Past
     from .store import Hooks
 
@@ -83,7 +83,7 @@ class Policy:
         """On a block-causal model: what stands before the first canvas, and the prompt tokens (B, n) still to commit."""
         return hooks.empty_past(len(prompts)), prompts
 
-    def begin(self, sight: Sight) -> Any:
+    def begin(self, canvas: Canvas, sight: Sight) -> Any:
         return None
 
     def plan(self, sight: Sight, state: Any) -> tuple[Plan, Any]:
@@ -97,9 +97,9 @@ class Policy:
         """Called after tokens were revealed."""
         return state
 
-    def evict(self, layer: int, q: Tensor, past: KVPast, canvas: Any) -> KVPast:
-        """What is kept of a layer's past, seen the rotated queries (B, Q, H, P) of a block's first step."""
-        return past
+    def evict(self, scene: Scene) -> KVPast:
+        """What is kept of a layer's past, seen the queries of a block's first step."""
+        return scene.past
 
     def effective(self) -> dict[str, object]:
         """The parameters, for the record."""

@@ -12,6 +12,7 @@ from .cost import Cost
 from .forward import Tables, attend, attention_of, layers_of, project, rotated, tables_of
 from .interface import Sight
 from .memory import Memory, Segment
+from .past import KVPast
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,24 @@ class Look:
 
     def count(self, operations: int) -> None:
         """Add to what decisions cost; a policy that works on what it was shown counts that work with this."""
+        self.cost.decision_operations += operations
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One attention layer at the first step of a block: its past, of `length` tokens read so far, and who looks at it.
+
+    q (B, Q, H, P) are the block's rotated queries, `inside` its own keys and values.
+    """
+
+    layer: int
+    q: Tensor
+    past: KVPast
+    inside: Segment
+    length: int
+    cost: Cost
+
+    def count(self, operations: int) -> None:
         self.cost.decision_operations += operations
 
 

@@ -43,7 +43,7 @@ def reveal_canvas(model: Denoiser, canvas: Canvas, policy: Policy, how: Revealin
             sight = Sight(tokens == mask, active, block, canvas.response, steps, block_steps, number, cost.layers)
             with cost.deciding():
                 if not begun:
-                    state, begun = policy.begin(sight), True
+                    state, begun = policy.begin(canvas, sight), True
                 plan, state = policy.plan(sight, state)
             hidden, state = run_step(frame, tokens, sight, plan, state)
             logits = model.logits(hidden)

@@ -33,12 +33,18 @@ class KVPast:
         return (*self.fixed, Segment(self.k[:, : self.used], self.v[:, : self.used]))
 
     def append(self, k: Tensor, v: Tensor) -> KVPast:
-        """Behind what is there, k and v (B, T, Hkv, P), rotated; there must be room."""
+        """Behind what is there, k and v (B, T, Hkv, P), rotated; a tail without room is copied into a larger one."""
         end = self.used + k.shape[1]
-        assert end <= self.k.shape[1], f"a tail of {self.k.shape[1]} tokens cannot hold {end}"
-        self.k[:, self.used : end] = k
-        self.v[:, self.used : end] = v
-        return dataclasses.replace(self, used=end)
+        grown = self
+        if end > self.k.shape[1]:
+            roomy = [
+                torch.cat([old[:, : self.used], torch.zeros_like(new)], dim=1)
+                for old, new in ((self.k, k), (self.v, v))
+            ]
+            grown = dataclasses.replace(self, k=roomy[0], v=roomy[1])
+        grown.k[:, self.used : end] = k
+        grown.v[:, self.used : end] = v
+        return dataclasses.replace(grown, used=end)
 
     def kept(self, parts: tuple[Segment, ...]) -> KVPast:
         """These parts instead of all that was there; the tail is empty again."""

@@ -26,7 +26,7 @@ from .forward import (
     tables_of,
 )
 from .interface import Plan, Policy, Sight
-from .look import Look
+from .look import Look, Scene
 from .memory import Memory, Pick, Segment
 from .past import KVPast
 
@@ -78,13 +78,16 @@ def _memory(model: Denoiser, canvas: Canvas, policy: Policy) -> Memory:
 
 def run_step(frame: Frame, tokens: Tensor, sight: Sight, plan: Plan, state: Any) -> tuple[Tensor, Any]:
     """Hidden states (B, n, D) of the block's columns, zeros where a column was no query, and the policy's next state."""
-    model, policy, cost = frame.model, frame.policy, frame.cost
+    model, policy, cost, canvas = frame.model, frame.policy, frame.cost, frame.canvas
     pick = Pick.of(plan.queries & sight.active[:, None])
     padded = F.pad(tokens, (0, 1), value=model.config.pad_token_id)
     levels = sight.masked.double().mean(dim=1)
     stream = None if policy.carry == "nothing" else embed(model, padded, levels)
     h = embed(model, pick.take(padded), levels) if stream is None else stream
     for index, layer in enumerate(layers_of(model)):
+        if canvas.entering is not None and canvas.entering[0] == index:
+            assert stream is not None
+            stream[:, : canvas.entering[1].shape[1]] = canvas.entering[1]
         if policy.layerwise:
             assert stream is not None
             pick, state = _choose(frame, index, stream, sight, state)
@@ -97,7 +100,7 @@ def run_step(frame: Frame, tokens: Tensor, sight: Sight, plan: Plan, state: Any)
         else:
             stream = _carried(frame, index, stream, pick, None, None)
     cost.passes += 1
-    cost.full_token_layers += int(sight.active.sum()) * frame.canvas.full_length * cost.layers
+    cost.full_token_layers += int(sight.active.sum()) * canvas.full_length * cost.layers
     return _block_hidden(h if stream is None else stream, pick, sight, whole=stream is not None), state
 
 
@@ -146,7 +149,8 @@ def _attention(frame: Frame, index: int, layer: Layer, h: Tensor, pick: Pick, si
         past = canvas.past.layers[index]
         assert isinstance(past, KVPast)
         with frame.cost.deciding():
-            canvas.past.layers[index] = policy.evict(index, q, past, inside)
+            scene = Scene(index, q, past, inside, canvas.past.length, frame.cost)
+            canvas.past.layers[index] = policy.evict(scene)
     return finish(layer, h, y)
 
 

@@ -105,6 +105,10 @@ class Hooks:
             self.cost.shared_token_layers += h.shape[1] * self.cost.layers
         return self.store.packets[key]
 
+    def note(self, **values: object) -> None:
+        """Echo what the policy came to use: numbers that follow from the model or the prompt."""
+        self.cost.effective |= values
+
     def stacked(self, packets: list[Packet]) -> Packet:
         """One packet for the batch: the rows' own ones, or the one that all of them share."""
         if all(packet is packets[0] for packet in packets):
