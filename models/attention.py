@@ -83,16 +83,21 @@ class Attention(nn.Module):
         return KVState(torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
 
     def forward(self, x: Tensor, plan: AttentionPlan, state: KVState | None) -> tuple[Tensor, KVState | None]:
-        """One pass over x (B, T + K*G, D), clean tokens first -> (B, T + K*G, D) and the state, written in place."""
+        """One pass over x (B, T + K*G, D), clean tokens first -> (B, T + K*G, D) and the state, written in place.
+
+        Where the layout wants no clean outputs, only noisy tokens ask: -> (B, K*G, D).
+        """
         layout = plan.layout
         size, clean = layout.block_length, layout.clean_tokens
+        asked = layout.outputs(x)
         q, k, v = (
-            proj(x).unflatten(-1, (-1, self.config.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj)
+            proj(t).unflatten(-1, (-1, self.config.head_dim))
+            for proj, t in ((self.q_proj, asked), (self.k_proj, x), (self.v_proj, x))
         )
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if plan.rope is not None:
-            q, k = rotate(q, plan.rope), rotate(k, plan.rope)
+            q, k = rotate(q, tuple(map(layout.outputs, plan.rope))), rotate(k, plan.rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, L, P)
         keys, values = k[:, :, :clean], v[:, :, :clean]
         if state is not None:
@@ -100,7 +105,7 @@ class Attention(nn.Module):
                 state.write(keys, values, layout.lengths, layout.reached()[:, 0] * size)
             keys, values = state.k, state.v
         parts = []
-        if clean:
+        if clean and layout.clean_output:
             queries = q[:, :, :clean].unflatten(2, (-1, size))
             parts.append(attend_tiles(queries, keys, values, plan.clean, None))
         if plan.inner is not None:
@@ -109,7 +114,10 @@ class Attention(nn.Module):
             )  # no clean token beside it: one block is the row
             parts.append(single.flatten(2, 3).unflatten(2, (-1, size)))
         elif layout.noisy_blocks:
-            noisy_q, noisy_k, noisy_v = (t[:, :, clean:].unflatten(2, (-1, size)) for t in (q, k, v))
+            noisy = layout.noisy_blocks * size
+            noisy_q, noisy_k, noisy_v = (t[:, :, t.shape[2] - noisy :].unflatten(2, (-1, size)) for t in (q, k, v))
             parts.append(attend_tiles(noisy_q, keys, values, plan.noisy, (noisy_k, noisy_v)))
+        if not parts:
+            return asked, state  # no token asks
         y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
         return self.o_proj(y.flatten(2, 3).transpose(1, 2).flatten(2)), state

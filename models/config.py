@@ -205,7 +205,11 @@ def ssd_flops_per_token(config: ModelConfig) -> int:
 
 
 def pass_flops(config: ModelConfig, *, clean_tokens: int, noisy_tokens: int, pairs: int, logits: int) -> int:
-    """Forward FLOPs of one pass: `pairs` visible attention pairs per layer, `logits` rows of the head."""
+    """Forward FLOPs of one pass: `pairs` visible attention pairs per layer, `logits` rows of the head.
+
+    Every layer counts in full, though of the last layer's clean stream only what feeds the state is run: at most 1/(2L)
+    of the whole less.
+    """
     tokens = clean_tokens + noisy_tokens
     return (
         tokens * (linear_flops_per_token(config) + ssd_flops_per_token(config))

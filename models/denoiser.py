@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -19,7 +20,10 @@ from .state import LayerState, State
 
 
 class Layer(nn.Module):
-    """Pre-norm residual layer: h += mixer(norm(h)); h += mlp(norm(h))."""
+    """Pre-norm residual layer: h += mixer(norm(h)); h += mlp(norm(h)).
+
+    h (B, T + K*G, D), clean tokens first; the output holds noisy tokens alone where the layout wants no others.
+    """
 
     def __init__(self, config: ModelConfig, letter: str) -> None:
         super().__init__()
@@ -33,7 +37,7 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, LayerState | None]:
         plan = attention if isinstance(self.mixer, Attention) else layout
         y, state = self.mixer(self.mixer_norm(h), plan, state)
-        h = h + y
+        h = layout.outputs(h) + y
         return h + self.mlp(self.mlp_norm(h)), state
 
 
@@ -178,9 +182,12 @@ class Denoiser(nn.Module):
             attention = plan_attention(self.config, layout, cached=state is not None, device=h.device, dtype=dtype)
         layers: list[LayerState | None] = []
         for index, layer in enumerate(self._layers()):
+            if index == len(self.layers) - 1:  # behind it the clean stream is of no use
+                layout = replace(layout, clean_output=False)
+                attention = None if attention is None else replace(attention, layout=layout)
             h, layer_state = run(layer, h, layout, attention, None if state is None else state.layers[index])
             layers.append(layer_state)
-        hidden = h[:, layout.clean_tokens :].unflatten(1, (layout.noisy_blocks, layout.block_length))
+        hidden = h.unflatten(1, (layout.noisy_blocks, layout.block_length))
         if state is None:
             return hidden, None
         length = state.length + layout.reached()[:, 0] * layout.block_length

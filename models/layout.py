@@ -24,6 +24,7 @@ class Layout:
     blocks: Tensor | None  # (B,): clean blocks that are valid, None if all are
     lengths: Tensor  # (B,): tokens in the state
     inner: Tensor | None = None  # (B, K, G): document ids where they change inside noisy blocks, else None
+    clean_output: bool = True  # False in a last layer: clean tokens feed the state there, and nobody reads their output
 
     @property
     def batch(self) -> int:
@@ -36,6 +37,10 @@ class Layout:
     @property
     def clean_tokens(self) -> int:
         return self.clean_blocks * self.block_length
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """The tokens of x (B, T + K*G, ...) whose outputs are wanted."""
+        return x if self.clean_output else x[:, self.clean_tokens :]
 
     def valid(self, device: torch.device) -> Tensor | None:
         """(B, M) for all M blocks of the pass: False for clean blocks that must not advance anything; None if all are."""

@@ -42,11 +42,14 @@ class Mamba2(nn.Module):
         return SSMState(ssm, torch.zeros(batch, config.d_conv - 1, config.conv_channels, dtype=dtype, device=device))
 
     def forward(self, x: Tensor, layout: Layout, state: SSMState | None) -> tuple[Tensor, SSMState]:
-        """One pass over x (B, T + K*G, D), clean tokens first -> (B, T + K*G, D) and the next state."""
+        """One pass over x (B, T + K*G, D), clean tokens first -> (B, T + K*G, D) and the next state.
+
+        Where the layout wants no clean outputs: -> (B, K*G, D).
+        """
         config = self.config
         if layout.inner is not None:
             raise InputError("a document ends inside a block: Mamba layers need documents filled up to whole blocks")
-        z, u, dt = self.in_proj(x).split([config.d_inner, config.conv_channels, 2 * config.ssm_heads], dim=-1)
+        z, u, dt = self._project(x, layout)
         state = self.start(len(x), 0, u.dtype, u.device) if state is None else state
         u, dt = (t.unflatten(1, (-1, layout.block_length)) for t in (u, dt))  # (B, M, G, .)
         dt = self._step(dt)
@@ -70,9 +73,20 @@ class Mamba2(nn.Module):
             state=state.ssm,
             chunk_blocks=config.chunk_length // config.block_length,
             skip=self.D,
+            clean_output=layout.clean_output,
         )
         y = gated_rms_norm(y.flatten(3).flatten(1, 2), z, self.norm.weight, config.norm_eps)
         return self.out_proj(y), SSMState(ssm, tail)
+
+    def _project(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """Gate z of the tokens whose outputs are wanted, convolution inputs and step sizes of all."""
+        sizes = [self.config.d_inner, self.config.conv_channels, 2 * self.config.ssm_heads]
+        if layout.clean_output:
+            z, u, dt = self.in_proj(x).split(sizes, dim=-1)
+            return z, u, dt
+        gate, rest = self.in_proj.weight.split([sizes[0], sum(sizes[1:])])
+        u, dt = F.linear(x, rest).split(sizes[1:], dim=-1)
+        return F.linear(layout.outputs(x), gate), u, dt
 
     def _step(self, dt: Tensor) -> Tensor:
         """softplus of the projected step sizes, (B, M, G, 2, H), float32 or wider."""

@@ -27,6 +27,7 @@ from support import (
     variant,
 )
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 BLOCKS = 4
 every_pattern = pytest.mark.parametrize("pattern", PATTERNS)
@@ -269,3 +270,15 @@ def test_parity_grid(pattern: str, seed: int):
             clean = case.clean[r : r + 1, first * block_length : (first + n) * block_length]
             noisy = case.noisy[r : r + 1, first : first + n]
             assert_close(logits[r : r + 1, first : first + n], model(clean, noisy, torch.arange(n)[None]))
+
+
+@pytest.mark.parametrize("letter", ["A", "M"])
+def test_the_last_layers_clean_stream_only_feeds_the_state(letter: str):
+    """A commit through one layer costs its keys and values, or its convolution inputs, and no output and no MLP."""
+    config = tiny_config(letter, tie_embeddings=True)
+    model, tokens = tiny_model(config), torch.full((1, 8), 5)
+    with FlopCounterMode(display=False) as counted:
+        model.commit(tokens, model.start(1, 8))
+    wanted = {"A": 2 * config.n_kv_heads * config.head_dim, "M": config.conv_channels + 2 * config.ssm_heads}[letter]
+    products = counted.get_flop_counts()["Global"].get(torch.ops.aten.mm, 0)
+    assert products == 2 * 8 * config.d_model * wanted

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ SAMPLES = (32, 48, 64)  # blocks of the rows that longer ones are extrapolated f
 class LayerBytes:
     """Bytes of one layer above what is alive before it."""
 
-    kept: float  # until its backward pass: activations and its output
+    kept: float  # until its backward pass: activations and its output; of a last layer activations and its input
     casts: float  # until its backward pass: weights in bfloat16
     cached: float  # until the end of the forward pass: casts that nothing keeps longer
     forward: float  # most while it runs forward
@@ -67,22 +68,24 @@ class PassBytes:
 def pass_bytes(p: Pass, *, device: str = "cuda") -> PassBytes:
     """The whole pass from one measured layer of each kind; 'compile' counts as not compiled, which keeps no less."""
     like = EngineConfig(precision=p.engine.precision, activations=p.engine.activations)  # the stage changes no layer
-    edge, layers = _measured(dataclasses.replace(p, engine=like), device)
+    edge, inner, last = _measured(dataclasses.replace(p, engine=like), device)
     if p.engine.zero_stage == 3:
         # DeepSpeed's own linear keeps the weight itself, which ZeRO gathers again, and casts it each time
-        layers = {letter: dataclasses.replace(layer, casts=0.0, cached=0.0) for letter, layer in layers.items()}
+        inner = {letter: dataclasses.replace(layer, casts=0.0, cached=0.0) for letter, layer in inner.items()}
+        last = dataclasses.replace(last, casts=0.0, cached=0.0)
         edge = dataclasses.replace(edge, casts=0.0)
-    counts = {letter: p.model.pattern.count(letter) for letter in layers}
-    kept = sum(counts[k] * layer.kept for k, layer in layers.items())
-    casts = sum(counts[k] * layer.casts for k, layer in layers.items())
-    cached = sum(counts[k] * layer.cached for k, layer in layers.items())
-    shared = max(layer.shared for layer in layers.values())
-    above = kept + casts + cached  # what the layers leave while the forward pass lasts
+    layers = [*(inner[letter] for letter in p.model.pattern[:-1]), last]
+    kept = casts = cached = forward = backward = 0.0
+    for layer in layers:
+        forward = max(forward, kept + casts + cached + layer.forward)
+        kept, casts, cached = kept + layer.kept, casts + layer.casts, cached + layer.cached
+        backward = max(backward, kept + casts + layer.backward)  # the layers behind it have given theirs back
+    shared = max(layer.shared for layer in layers)
     peaks = {
-        "forward": edge.begin + shared + above + max(x.forward - x.kept - x.casts - x.cached for x in layers.values()),
-        "loss": shared + above + edge.forward,
+        "forward": edge.begin + shared + forward,
+        "loss": shared + kept + casts + cached + edge.forward,
         "head": shared + kept + casts + edge.backward,
-        "backward": shared + kept + casts + edge.pending + max(x.backward for x in layers.values()),
+        "backward": shared + edge.pending + backward,
     }
     largest = max(peaks, key=lambda name: peaks[name])
     kept, casts = kept + shared + edge.kept, casts + edge.casts
@@ -90,14 +93,16 @@ def pass_bytes(p: Pass, *, device: str = "cuda") -> PassBytes:
 
 
 @functools.lru_cache(maxsize=64)
-def _measured(p: Pass, device: str) -> tuple[EdgeBytes, dict[str, LayerBytes]]:
+def _measured(p: Pass, device: str) -> tuple[EdgeBytes, dict[str, LayerBytes], LayerBytes]:
+    """Bytes of the edge, of a layer of each kind, and of the last layer."""
     with kernels_of(device):
         edge = edge_bytes(p, micro_batch(p))
-        return edge, {letter: layer_bytes(p, letter) for letter in sorted(set(p.model.pattern))}
+        inner = {letter: layer_bytes(p, letter, last=False) for letter in sorted(set(p.model.pattern[:-1]))}
+        return edge, inner, layer_bytes(p, p.model.pattern[-1], last=True)
 
 
-def layer_bytes(p: Pass, letter: str) -> LayerBytes:
-    """One layer of that kind; long rows from shorter ones.
+def layer_bytes(p: Pass, letter: str, *, last: bool) -> LayerBytes:
+    """One layer of that kind; `last`: it finishes the noisy stream alone. Long rows from shorter ones.
 
     Bytes are a polynomial in the number of blocks, of degree two for attention, where every tile of queries sees as many
     keys as it stands far from the row's start, and else of degree one.
@@ -106,8 +111,8 @@ def layer_bytes(p: Pass, letter: str) -> LayerBytes:
     unit = max(1, TILE_TOKENS // (p.model.block_length * 16))  # whole tiles
     samples = [unit * n for n in (SAMPLES if letter == "A" else SAMPLES[1:])]
     if blocks <= samples[-1]:
-        return _one_layer(p, letter)
-    found = [_one_layer(_shorter(p, n, samples[0]), letter) for n in samples]
+        return _one_layer(p, letter, last=last)
+    found = [_one_layer(_shorter(p, n, samples[0]), letter, last=last) for n in samples]
     values = {
         field.name: _polynomial(samples, [getattr(x, field.name) for x in found], blocks)
         for field in fields(LayerBytes)
@@ -123,10 +128,11 @@ def _shorter(p: Pass, blocks: int, fewest: int) -> Pass:
     return dataclasses.replace(p, row_length=blocks * p.model.block_length, objective=objective)
 
 
-def _one_layer(p: Pass, letter: str) -> LayerBytes:
+def _one_layer(p: Pass, letter: str, *, last: bool) -> LayerBytes:
     ledger, rows = Ledger(), micro_batch(p)
     model = _stand_in(p, letter, ledger)
-    watched = _Watched(layer_run(p.engine.activations, compiled=False), ledger)
+    run = layer_run(p.engine.activations, compiled=False)
+    watched = _Watched(run if last else partial(_whole, run), ledger)
     canvas = paint(rows.tokens, rows.documents, rows.noise, p.objective.noise_schedule(), p.model.block_length)
     clean = rows.tokens[:, : canvas.clean_tokens]
     weights = ledger.live
@@ -136,10 +142,12 @@ def _one_layer(p: Pass, letter: str) -> LayerBytes:
             grown = ledger.live - watched.before
         casts = ledger.cast_bytes
         kept = ledger.live - watched.before
+        # the first layer's input counts as the last one's, whose own output is not kept
+        exchanged = watched.stream - watched.out if last else 0
         start = ledger.start_phase()
         hidden.backward(ledger.empty(*hidden.shape, dtype=hidden.dtype))
     return LayerBytes(
-        kept=kept - casts,
+        kept=kept + exchanged - casts,
         casts=casts,
         cached=grown - kept,
         forward=watched.peak - watched.before,
@@ -165,7 +173,7 @@ def edge_bytes(p: Pass, rows: Rows) -> EdgeBytes:
         begin=watched.before - weights,
         kept=kept - casts,
         casts=casts,
-        forward=forward,
+        forward=forward - watched.stream + watched.out,
         backward=ledger.peak - weights - watched.stream,
         pending=model.embed.weight.nbytes if p.model.tie_embeddings else 0.0,
     )
@@ -176,7 +184,7 @@ class _Watched:
 
     def __init__(self, run: LayerRun, ledger: Ledger) -> None:
         self._run, self._ledger = run, ledger
-        self.before = self.peak = self.stream = 0
+        self.before = self.peak = self.stream = self.out = 0
         self.held: AttentionPlan | None = None
 
     def __call__(
@@ -185,7 +193,7 @@ class _Watched:
         self.held, self.stream = attention, h.untyped_storage().nbytes()
         self.before = self._ledger.start_phase()
         result = self._run(layer, h, layout, attention, state)
-        self.peak = self._ledger.peak
+        self.peak, self.out = self._ledger.peak, result[0].nbytes
         return result
 
 
@@ -193,7 +201,22 @@ def _no_layer(
     layer: Layer, h: Tensor, layout: Layout, attention: AttentionPlan | None, state: LayerState | None
 ) -> tuple[Tensor, LayerState | None]:
     """Cuts the stream: the embedding's backward pass comes last, when nothing of the head is left."""
-    return h.detach().requires_grad_(), None
+    return layout.outputs(h).detach().requires_grad_(), None
+
+
+def _whole(
+    run: LayerRun,
+    layer: Layer,
+    h: Tensor,
+    layout: Layout,
+    attention: AttentionPlan | None,
+    state: LayerState | None,
+) -> tuple[Tensor, LayerState | None]:
+    """Runs the only layer of a stand-in, which is its last, as one with others behind it."""
+    layout = dataclasses.replace(layout, clean_output=True)
+    attention = None if attention is None else dataclasses.replace(attention, layout=layout)
+    h, state = run(layer, h, layout, attention, state)
+    return h[:, layout.clean_tokens :], state
 
 
 def _stand_in(p: Pass, pattern: str, ledger: Ledger) -> Denoiser:

@@ -35,6 +35,7 @@ def ssd(
     state: Tensor,
     chunk_blocks: int = 1,
     skip: Tensor | None = None,
+    clean_output: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Outputs (Bt, M, G, H, P) and the state behind the clean blocks (Bt, N, H, P).
 
@@ -42,15 +43,21 @@ def ssd(
     backward; zero for tokens that must not count); A (H,) is negative; B, C (Bt, M, G, N). frontiers (Bt, K) and starts
     (Bt, M') are CPU tensors: noisy block k sees clean blocks [starts[f], f) of this pass, and the state where its
     document goes on from there (start 0). `chunk_blocks` = Q / G changes the cost only. skip (H,): D of y += D x.
+    clean_output False: outputs of the noisy blocks alone, (Bt, K, G, H, P).
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     dt = dt.to(wide)
     run = (dt[..., 0, :] * A.to(wide)).cumsum(2)  # n: (Bt, M, G, H)
+    prefix = _Prefix(x, dt, run, B, starts, state.to(wide), clean_blocks, chunk_blocks)
+    after = prefix.states[:, -1].to(state.dtype)
+    readers = [torch.arange(clean_blocks).expand(len(x), -1), frontiers]
+    if not clean_output:
+        readers = readers[1:]
+        x, dt, run, B, C = (t[:, clean_blocks:] for t in (x, dt, run, B, C))
     batch = x.shape[:2]
     y = in_block(x.flatten(0, 1), dt.flatten(0, 1), A, B.flatten(0, 1), C.flatten(0, 1), skip).unflatten(0, batch)
-    prefix = _Prefix(x, dt, run, B, starts, state.to(wide), clean_blocks, chunk_blocks)
-    readers = [index for index in (torch.arange(clean_blocks).expand(len(x), -1), frontiers) if index.shape[1]]
-    return prefix.read(y, C, run.exp(), readers), prefix.states[:, -1].to(state.dtype)
+    readers = [index for index in readers if index.shape[1]]
+    return (prefix.read(y, C, run.exp(), readers) if readers else y), after
 
 
 class _Prefix:
