@@ -14,16 +14,17 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mezzotint.models.ops import triton_block_step, triton_read
+from mezzotint.models.ops import triton_attend, triton_block_step, triton_read
 
 WIDTH = {"bf16": tl.bfloat16, "fp32": tl.float32}
-REAL = {"eps": "fp32"}  # scalars that are no int
+REAL = {"eps": "fp32", "scale": "fp32"}  # scalars that are no int
 
 
 def compile_kernel(kernel, narrow: str, wide: set[str], whole: set[str], constants: dict, options: dict) -> dict:
     """Compile as a launch would: pointers and sizes divisible by 16. narrow: type of pointers that are in neither set."""
     scalars = {"width", "tokens", "G", "H", "P", "N", "inner", "channels", "eps", "M", "m", "Z", "R"}
-    scalars |= {name for name in kernel.arg_names if name.endswith(("_row", "_token"))}
+    scalars |= {"scale", "batch", "kv_heads", "rows", "tiles", "splits", "stride", "parts"}
+    scalars |= {name for name in kernel.arg_names if name.endswith(("_row", "_token", "_head", "_block"))}
     signature, attributes = {}, {}
     for place, name in enumerate(kernel.arg_names):
         if name in constants:
@@ -69,6 +70,15 @@ def main() -> None:
         wide = {"run", "dt", "clean_run", "states"}
         whole = {"frontiers", "starts"}
         results.append(compile_kernel(read._read_kernel, narrow, wide, whole, common | products | {"BN": 128}, tight))
+        for rows in (32, 64):  # multi-head; five query heads on each of 8 key heads
+            sizes = {"BR": rows, "BK": 64, "BP": 128, "BG": 32, "OWN": True, "WIDE": tl.float32, "DOT": dot}
+            part = sizes | {"PRECISION": "tf32x3"}
+            kernel = triton_attend._part_kernel
+            results.append(compile_kernel(kernel, narrow, {"out", "lse"}, {"lo", "hi"}, part, {"num_stages": 2}))
+        join = {"BP": 128, "WIDE": tl.float32}
+        results.append(
+            compile_kernel(triton_attend._join_kernel, narrow, {"out", "lse"}, set(), join, {"num_warps": 1})
+        )
     Path(sys.argv[1]).write_text(json.dumps(results, indent=1))
 
 

@@ -75,4 +75,4 @@ def _probe(device: torch.device) -> list[Pair]:
         # weights sum over all tokens: as means they stay of size 1
         grads = torch.autograd.grad(y.square().sum(), own)
         results.append([y.detach(), *grads[:2], *(grad / 192 for grad in grads[2:])])
-    return list(zip(*results))
+    return list(zip(results[0], results[1]))

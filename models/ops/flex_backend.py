@@ -128,4 +128,4 @@ def _probe(device: torch.device) -> list[Pair]:
         own = [leaf.detach().requires_grad_() for leaf in leaves]
         y = function(*own)
         results.append([y.detach(), *torch.autograd.grad(y.square().sum(), own)])
-    return list(zip(*results))
+    return list(zip(results[0], results[1]))

@@ -46,7 +46,8 @@ def in_block(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tenso
     A causal scan of flipped tokens lets token i hear j >= i, itself included: what it says to itself is taken off.
     """
     ahead = _scan(x, dt[:, :, 0], A, B, C, skip)
-    back = _scan(*(t.flip(1) for t in (x, dt[:, :, 1])), A, *(t.flip(1) for t in (B, C)), None).flip(1)
+    turned = [t.flip(1) for t in (x, dt[:, :, 1], B, C)]
+    back = _scan(turned[0], turned[1], A, turned[2], turned[3], None).flip(1)
     itself = (C.to(dt.dtype) * B).sum(-1)[:, :, None] * dt[:, :, 1]  # (F, G, H)
     return (ahead + back - (itself[..., None] * x)).to(x.dtype)
 
@@ -103,6 +104,6 @@ def _probe(device: torch.device) -> list[Pair]:
     results = []
     for function in (in_block, reference):
         own = [leaf.detach().requires_grad_() for leaf in leaves]
-        y = function(*own, None)
+        y = function(own[0], own[1], own[2], own[3], own[4], None)
         results.append([y.detach(), *torch.autograd.grad(y.square().sum(), own)])
-    return list(zip(*results))
+    return list(zip(results[0], results[1]))

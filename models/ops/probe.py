@@ -23,7 +23,7 @@ def failure(run: Callable[[], list[Pair]], tolerance: float) -> str | None:
     except Exception as error:
         first = (str(error).splitlines() or [""])[0][:200]
         return f"its check on this device ended in {type(error).__name__}: {first}"
-    for error, size in zip(errors, sizes):
-        if not error <= tolerance * size:
-            return f"its check on this device was off by {error:.1e}, more than {tolerance * size:.1e}"
+    for off, size in zip(errors, sizes):
+        if not off <= tolerance * size:
+            return f"its check on this device was off by {off:.1e}, more than {tolerance * size:.1e}"
     return None
