@@ -1,6 +1,7 @@
 """Owns random access to the ids in parquet and arrow files: row groups decoded into a small cache, batches mapped."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache
@@ -41,7 +42,7 @@ class GroupCache:
             return tokens
 
 
-class _Grouped:
+class _Grouped(ABC):
     """Sizes of documents in a file of their own, and the groups that the tokens come in."""
 
     def __init__(self, sizes_path: Path, shard: ShardInfo) -> None:
@@ -71,8 +72,9 @@ class _Grouped:
             self._known_starts = before[documents]
         return self._known_starts
 
+    @abstractmethod
     def _read_group(self, group: int, offset: int, count: int) -> np.ndarray:
-        raise NotImplementedError
+        """(count,) ids of row group `group`, from its `offset`-th on."""
 
 
 class ParquetFile(_Grouped):

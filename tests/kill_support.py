@@ -210,6 +210,8 @@ def _fork(order: dict, rank: int, port: int, folder: Path) -> int:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": order["world"], "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"})
         code = _train(order, rank)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
     except BaseException:
         traceback.print_exc()
     finally:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+PATIENCE = 900.0  # seconds a wait may take on a loaded machine; it ends as soon as what it waits for is there
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 NODES = ("one", "two")
 CONFIGURATION = """
@@ -63,7 +64,9 @@ class Slurm:
 
     def command(self, *arguments: str, cwd: Path | None = None) -> str:
         """Standard output of one of Slurm's commands."""
-        done = subprocess.run(arguments, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            arguments, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE
+        )
         assert done.returncode == 0, f"{arguments}: {done.stderr}{done.stdout}"
         return done.stdout
 
@@ -72,7 +75,7 @@ class Slurm:
         text = self.command("scontrol", "--oneliner", "show", "job", number)
         return dict(re.findall(r"(\w+)=(\S*)", text))
 
-    def wait(self, number: str, *states: str, timeout: float = 120) -> dict[str, str]:
+    def wait(self, number: str, *states: str, timeout: float = PATIENCE) -> dict[str, str]:
         """The job once it is in one of the states."""
         wait_until(lambda: self.job(number)["JobState"] in states, f"job {number} to be {states}", timeout)
         return self.job(number)
@@ -86,7 +89,7 @@ class Slurm:
         assert self.job(number)["Restarts"] == str(restarts)
 
 
-def wait_until(there: Callable[[], bool], what: str, timeout: float = 120) -> None:
+def wait_until(there: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
     until = time.monotonic() + timeout
     while not there():
         assert time.monotonic() < until, f"waited {timeout} s for {what}"
@@ -122,11 +125,11 @@ def cluster() -> Iterator[Slurm]:
         with contextlib.suppress(Exception):
             slurm.command("scancel", "--full", "--signal=KILL", f"--user={user}")
             slurm.command("scancel", f"--user={user}")
-            wait_until(lambda: not slurm.command("squeue", "-h"), "an empty queue", 40)
+            wait_until(lambda: not slurm.command("squeue", "-h"), "an empty queue", 120)
         for daemon in reversed(running):
             daemon.terminate()
             try:
-                daemon.wait(timeout=15)
+                daemon.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
@@ -135,7 +138,7 @@ def cluster() -> Iterator[Slurm]:
 
 def _wait_for_nodes(slurm: Slurm) -> None:
     """Raises Unavailable with the last lines of the daemons' logs."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while time.monotonic() < until:
         with contextlib.suppress(AssertionError):
             if slurm.command("sinfo", "-h", "-o", "%T %D").split() == ["idle", "2"]:
@@ -154,7 +157,9 @@ def _install() -> None:
         raise Unavailable(f"no Slurm here ({', '.join(missing)}), and only root may install Debian's")
     quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for arguments in (["update"], ["install", "-y", "--no-install-recommends", "slurm-wlm", "munge"]):
-        done = subprocess.run(["apt-get", "-q", *arguments], env=quiet, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            ["apt-get", "-q", *arguments], env=quiet, capture_output=True, text=True, timeout=PATIENCE
+        )
         if done.returncode:
             raise Unavailable(f"apt-get {arguments[0]} failed: {done.stderr.strip().splitlines()[-1:]}")
 

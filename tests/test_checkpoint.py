@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -252,7 +253,11 @@ def test_a_run_whose_checkpoints_are_all_damaged_never_starts_over(copy):
 )
 def test_another_recipe_or_data_is_refused_with_both_values_and_nothing_written(copy, override, words):
     def written() -> dict:
-        return {n: (copy / n).stat().st_mtime_ns for n in files_of(copy) if n not in ("lock", "outcome.json")}
+        return {
+            n: (copy / n).stat().st_mtime_ns
+            for n in files_of(copy)
+            if n not in ("lock", "outcome.json", "outcome.spare")
+        }
 
     before = written()
     with pytest.raises(InputError) as error:
@@ -352,3 +357,39 @@ def test_lost_records_are_told(copy, capsys):
     shutil.rmtree(copy / "checkpoints" / "step-20")
     assert train(recipe(copy.parent, f"run={copy}", **options())) == 0
     assert "metrics.jsonl lacks records: step 15 is not among them" in capsys.readouterr().out
+
+
+def test_only_names_as_they_are_written_are_checkpoints(tmp_path):
+    """A copy called step-0030 is not step 30, and there is no step one and a half."""
+    for name in (
+        "step-0",
+        "step-30",
+        "step-0031",
+        "step-\u00b2",
+        "step-1.5",
+        "step-7.tmp",
+        "step-8.damaged",
+        "step-+9",
+    ):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert [path.name for path in checkpoint.candidates(tmp_path)] == ["step-30", "step-0"]
+    assert [path.name for path in checkpoint.damaged(tmp_path)] == ["step-8.damaged"]
+
+
+def test_two_damaged_checkpoints_in_a_row_are_named_and_only_the_newest_stays(whole, tmp_path, capsys):
+    values, copy = options() | {"checkpoint": {"every": 5, "keep": 4}}, tmp_path / "run"
+    assert train(recipe(tmp_path, **values)) == 0
+    for step in (20, 15):
+        (copy / "checkpoints" / f"step-{step}" / "state.json").write_text("{}")
+    (copy / "checkpoints" / "step-5.damaged").mkdir()
+    capsys.readouterr()
+    assert train(recipe(tmp_path, **values)) == 0
+    said = capsys.readouterr().out
+    for step in (20, 15):
+        assert f"step-{step} is damaged (state.json has 2 bytes" in said
+    assert "at step 10 from step-10" in said
+    for step in (15, 5):
+        assert said.count(f"removing {copy}/checkpoints/step-{step}.damaged (") == 1
+    assert re.search(rf"{copy}/checkpoints/step-20.damaged \([\d.]+ MiB\) is damaged and stays only", said)
+    assert [path.name for path in checkpoint.damaged(copy)] == ["step-20.damaged"]
+    assert_same_run(copy, whole)

@@ -93,3 +93,19 @@ def test_a_disk_that_stays_full_ends_the_run_with_a_sentence_and_it_goes_on_from
     assert curve(run) == curve(whole) and len(records(run)) == 20
     found = outcome.read(run)
     assert found is not None and found.code == 0
+
+
+def test_a_start_on_a_full_disk_is_refused_with_an_outcome_and_leaves_nothing_half(small_disk, tmp_path):
+    run, filler = small_disk / "run", small_disk / "filler"
+    assert start(recipe_of(tmp_path), f"run={run}", "steps=5", world=2).codes == [0, 0]
+    with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
+        while file.write(bytes(MIB // 64)):
+            pass
+    ended = start(recipe_of(tmp_path), f"run={run}", world=2)
+    assert ended.codes == [2, 2] and "Traceback" not in "".join(ended.output), ended
+    found = outcome.read(run)
+    assert found is not None and found.code == 2 and "No space left" in found.reason
+    assert not list(run.glob("*.tmp"))
+    filler.unlink()
+    ended = start(recipe_of(tmp_path), f"run={run}", world=2)
+    assert ended.codes == [0, 0] and "at step 5 from step-5" in ended.output[0], ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from pathlib import Path
 
@@ -12,10 +13,13 @@ from kill_support import Ended, Harm, start
 from test_training_kills import newest_step
 from training_support import curve, recipe_file, records
 
+from mezzotint.launch.export import main as export_main
+from mezzotint.models.weights import load_model
 from mezzotint.training import checkpoint, outcome
 from mezzotint.training.build import make_plan
 from mezzotint.training.config import load_recipe
 from mezzotint.training.gradient_watch import GradientWatch
+from mezzotint.training.loop import train
 from mezzotint.training.objective import Objective
 from mezzotint.training.outcome import DIVERGED
 from mezzotint.training.pieces import Pieces
@@ -155,6 +159,34 @@ def test_every_kind_is_skipped_by_all_and_past_the_budget_all_stop(place, engine
     assert [same(contents[step], contents[step - 1]) for step in range(1, 8)] == [s in bad for s in range(1, 8)]
     history = checkpoint.read_state(run / "checkpoints" / "step-7").history
     assert history["updates"] == 3 and history["skipped"] == [2, 3, 5, 7]
+
+
+def test_what_is_said_at_the_end_is_a_command_that_goes_on(place):
+    """Word by word as it is printed: an export, then a run from it with half the rate."""
+    run = place / "said"
+    ended = go(place, run, "guard.skip_budget=1", steps={3: "nan loss", 5: "nan loss"})
+    assert ended.codes == [DIVERGED, DIVERGED], ended
+    said = next(line for line in ended.output[0].splitlines() if line.startswith("step 5: "))
+    export, train_on = (shlex.split(part) for part in said.split("half the rate: ")[1].split(" && "))
+    assert export == ["mezzotint-export", str(run), f"{run}/step-4-release", "--no-ema"]
+    assert train_on == [
+        "mezzotint-train", f"{run}/config.yaml", f"run={run}-from-4", "steps=5", "optim.lr=0.0015",
+        f"init_from={run}/step-4-release", "data.seed=1",
+    ]  # fmt: skip
+    assert export_main(export[1:]) == 0
+    assert train(load_recipe(train_on[1], train_on[2:])) == 0
+    assert [r["step"] for r in records(place / "said-from-4")] == [1, 2, 3, 4, 5]
+    found, weights = load_model(export[2]).state_dict(), content(run, 4)
+    assert all(value.equal(weights["weights", name]) for name, value in found.items())
+
+
+def test_a_run_without_a_checkpoint_is_begun_again_with_half_the_rate(place):
+    ended = go(
+        place, place / "none", "guard.skip_budget=0", "checkpoint.at_start=false", steps={1: "nan loss"}, world=1
+    )
+    assert ended.codes == [DIVERGED], ended
+    command = f"mezzotint-train {place}/none/config.yaml run={place}/none-from-0 steps=9 optim.lr=0.0015"
+    assert ended.output[0].rstrip().endswith(f"half the rate: {command}")
 
 
 def test_budget_0_stops_at_the_first(place):

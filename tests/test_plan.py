@@ -22,6 +22,7 @@ from mezzotint.models.errors import InputError
 from mezzotint.models.layout import make_layout, pick
 from mezzotint.models.weights import config_dict, load_config, parameter_dtype
 from mezzotint.training import plan_activations
+from mezzotint.training.build import make_plan
 from mezzotint.training.config import RECIPES, load_recipe
 from mezzotint.training.distributed import join
 from mezzotint.training.engine import EngineConfig
@@ -316,7 +317,28 @@ def test_rows_that_cannot_be_shared_out_and_unknown_gpus():
     assert "is not known; the nearest of a100-40" in refused("3b_mamba", gpu="h100")
     assert "'h100-80'" in refused("3b_mamba", gpu="h100")
     assert "4097 frontiers" in refused("3b_mamba", "objective.frontiers=4097")
-    assert "no config.json" in refused(LONG, "init_from=nowhere")
+
+
+def test_a_run_that_starts_from_a_release_is_planned_before_the_release_is_there(tmp_path):
+    """By the preset and backbone that the recipe names; without, the sentence says how to get there."""
+    text = plan(load_recipe(LONG), gpus=8, gpu="h100-80")
+    assert "the preset 3b, mamba" in text
+    there = plan(load_recipe(LONG, large(LONG, tmp_path)), gpus=8, gpu="h100-80")
+    assert there.replace(str(tmp_path), "the preset 3b, mamba") == text
+    sentence = refused(LONG, "init_from=nowhere", "model.preset=null")
+    assert "mezzotint-export RUN nowhere" in sentence and "model.preset=3b model.backbone=mamba" in sentence
+    assert "no config.json" in refused(LONG, f"init_from={tmp_path.parent}")
+
+
+@pytest.mark.parametrize("overrides", [["engine.precision=bf16"], ["model.block=row"]])
+def test_layers_that_cannot_are_refused_in_the_words_of_training(tmp_path, overrides):
+    config = recipe(tmp_path, *overrides)
+    sentences = []
+    for start in (make_plan, lambda config: plan(config, gpus=1, gpu="h100-80")):
+        with pytest.raises(InputError) as error:
+            start(config)
+        sentences.append(str(error.value))
+    assert sentences[0] == sentences[1]
 
 
 def test_the_command_prints_a_plan_or_one_sentence(tmp_path):

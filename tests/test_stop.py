@@ -1,5 +1,6 @@
 """Who asks a run to stop, what it leaves as its outcome, and that one trainer at a time holds a run folder."""
 
+import builtins
 import json
 import multiprocessing
 import os
@@ -10,9 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from mezzotint.data.cli import run_command
 from mezzotint.models.errors import InputError
 from mezzotint.training import lock, outcome
+from mezzotint.training.distributed import Ranks
+from mezzotint.training.ending import ending
 from mezzotint.training.stop import StopSignal, launchers
 
 
@@ -95,6 +100,57 @@ def test_outcome_is_read_back_and_absent_when_removed_or_damaged(tmp_path):
     outcome.remove(tmp_path / "run")
     outcome.remove(tmp_path / "run")
     assert not (tmp_path / "run" / "outcome.json").exists()
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [
+        (InputError("this is no recipe"), 2),
+        (OSError(28, "No space left on device"), 2),
+        (PermissionError(13, "Permission denied", "/somewhere"), 2),
+        (MemoryError(), 2),
+        (KeyboardInterrupt(), 130),
+        (BrokenPipeError(), 141),
+        (RuntimeError("a bug"), 1),
+        (OSError(5, "Input/output error"), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_outcome_has_the_exit_code(tmp_path, error, code):
+    def command():
+        with ending(tmp_path, Ranks(0, 1, torch.device("cpu"))) as end:
+            end.step = 3
+            raise error
+
+    if code == 1:
+        with pytest.raises(type(error)):  # Python ends with 1 and a traceback
+            run_command(command, InputError)
+    else:
+        assert run_command(command, InputError) == code
+    found = outcome.read(tmp_path)
+    assert found is not None and (found.code, found.step) == (code, 3) and str(error) in found.reason
+
+
+def test_a_full_disk_still_takes_the_outcome(tmp_path, monkeypatch):
+    """It goes where the one before was, or where room was kept."""
+    opened = builtins.open
+
+    def full(path, mode="r", **options):
+        if str(path).endswith(".tmp"):
+            raise OSError(28, "No space left on device")
+        return opened(path, mode, **options)
+
+    outcome.write(tmp_path, code=outcome.STOPPED, step=7, reason="SIGTERM came")
+    for _ in range(2):
+        outcome.remove(tmp_path)
+        assert outcome.read(tmp_path) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(builtins, "open", full)
+            outcome.write(tmp_path, code=2, step=8, reason="\u00fc" * 9000)
+        found = outcome.read(tmp_path)
+        assert found is not None and (found.code, found.step) == (2, 8)
+        assert [path.name for path in tmp_path.iterdir()] == ["outcome.json"]
+        assert (tmp_path / "outcome.json").stat().st_size == outcome.ROOM
 
 
 def test_an_outcome_of_a_later_version_is_refused(tmp_path):

@@ -94,9 +94,7 @@ def measure(run: Path, how: str) -> Loss:
         assert complete(folder) or (step < newest and not (folder / "manifest.json").exists()), f"{how}: {folder}"
     writing = max((step for step in steps_of(run, r"\.tmp") if step > newest), default=None)
     loss = Loss(how, steps_done(run), newest, writing)
-    # the interval, and those steps that were made while a checkpoint was being written; the next one waits for it
-    beside = max(0, loss.done - loss.writing) if loss.writing is not None else 0
-    assert 0 <= loss.steps <= EVERY + min(beside, EVERY), f"{how}: {loss}"
+    assert 0 <= loss.steps <= EVERY, f"{how}: {loss}"
     return loss
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from mezzotint.training import outcome
-from mezzotint.training.watchdog import Watchdog
+from mezzotint.training.watchdog import Watchdog, remove_left
 
 LIMIT = 1.5
 PROGRAM = """
@@ -151,6 +151,16 @@ def test_time_in_which_the_process_was_suspended_does_not_count(tmp_path, starte
     time.sleep(0.7)
     assert process.poll() is None
     assert process.wait(timeout=30) == outcome.HUNG
+
+
+def test_files_of_ranks_that_are_no_more_are_removed(tmp_path):
+    for folder, suffix in (("stacks", "txt"), ("ranks", "json")):
+        (tmp_path / folder).mkdir()
+        for number in range(4):
+            (tmp_path / folder / f"rank-{number}.{suffix}").touch()
+    remove_left(tmp_path, 2)
+    assert sorted(path.name for path in (tmp_path / "stacks").iterdir()) == ["rank-0.txt", "rank-1.txt"]
+    assert not (tmp_path / "ranks").exists()
 
 
 def test_limit_zero_turns_it_off(tmp_path):

@@ -19,7 +19,7 @@ from training_support import corpus, curve, recipe_file, records
 
 from mezzotint.data.manifest import Manifest, read_manifest
 from mezzotint.data.shards import ShardWriter
-from mezzotint.training import loop, outcome, saver
+from mezzotint.training import checkpoint, loop, outcome, saver
 from mezzotint.training.build import make_plan
 from mezzotint.training.meter import Meter
 from mezzotint.training.outcome import STOPPED
@@ -189,7 +189,7 @@ def recipe_of(place: Path):
 @pytest.mark.parametrize("fresh", [True, False])
 def test_a_number_of_ranks_that_cannot_share_the_rows_is_refused(place, whole, fresh):
     def written() -> dict:
-        return {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.name not in ("lock", outcome.NAME)}
+        return {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.name not in ("lock", outcome.NAME, outcome.SPARE)}
 
     run = place / "refused"
     if not fresh:
@@ -219,6 +219,23 @@ def test_damage_that_any_rank_finds_makes_all_go_back_to_the_one_before(place, w
     assert said.count(f"step-{STEPS} is damaged ({name} has changed); trying the one before") == 1, ended
     assert f"at step {STEPS - EVERY} from step-{STEPS - EVERY}" in said, ended
     assert (run / "checkpoints" / f"step-{STEPS}.damaged").is_dir()
+    assert_same_losses(run, whole)
+
+
+def test_two_damaged_checkpoints_in_a_row_take_both_ranks_to_the_one_before_them(place, whole):
+    """One file of each, found by another rank."""
+    run = place / "damaged-twice"
+    assert start(place / "recipe.yaml", f"run={run}", "checkpoint.keep=3", world=2).codes == [0, 0]
+    for step, name in ((STEPS, "rank-00000-of-00002.safetensors"), (STEPS - EVERY, "state.json")):
+        path = run / "checkpoints" / f"step-{step}" / name
+        path.write_bytes(path.read_bytes()[:-1])
+    earlier = STEPS - 2 * EVERY
+    ended = start(place / "recipe.yaml", f"run={run}", world=2)
+    assert ended.codes == [0, 0], ended
+    said = "".join(ended.output)
+    assert said.count("is damaged (") == 2 and f"at step {earlier} from step-{earlier}" in said, ended
+    assert said.count("stays only to be looked at") == 1 and said.count("removing ") == 1, ended
+    assert [path.name for path in checkpoint.damaged(run)] == [f"step-{STEPS}.damaged"]
     assert_same_losses(run, whole)
 
 
@@ -259,12 +276,15 @@ def test_a_checkpoint_is_of_its_step_however_late_it_is_written(place, whole):
     assert_same_run(go_through(place, "late", [([], 0)]), whole, "")
 
 
-def test_a_checkpoint_waits_for_its_slowest_rank(place, whole):
-    """The run is killed two steps after the first rank has written its part of step 4."""
-    kill = Harm("kill_points", "die_after_steps", {"steps": 6, "victim": 0})
-    run = go_through(place, "slowest", [([harm("write_late", seconds=5, ranks=[1]), kill], -signal.SIGKILL)])
-    assert newest_step(run) == 0 and not (run / "checkpoints" / "step-4").exists()
-    assert_same_run(go_through(place, "slowest", [([], 0)]), whole, "")
+@pytest.mark.parametrize("steps, newest", [(5, 0), pytest.param(6, 4, marks=pytest.mark.slow)])
+def test_a_checkpoint_waits_for_its_slowest_rank_and_the_step_after_it_for_the_checkpoint(place, whole, steps, newest):
+    """Killed in the step after step 4, which rank 1 has not written yet, or in the one after that: it was waited for."""
+    kill = Harm("kill_points", "die_after_steps", {"steps": steps, "victim": 0})
+    name = f"slowest-{steps}"
+    run = go_through(place, name, [([harm("write_late", seconds=2, ranks=[1]), kill], -signal.SIGKILL)])
+    assert newest_step(run) == newest and (run / "checkpoints" / "step-4").exists() == (newest == 4)
+    assert records(run)[-1]["step"] == steps - 1  # never more than EVERY steps are lost
+    assert_same_run(go_through(place, name, [([], 0)]), whole, "")
 
 
 @pytest.mark.slow

@@ -37,18 +37,13 @@ def make_plan(config: TrainConfig) -> Plan:
     """Open the data, check that all parts fit, and fill in the recipe. Raises InputError for what does not fit."""
     row_wide = config.model.block == "row"
     data = dataclasses.replace(config.data, align=config.data.align and not row_wide)
-    base = _base(config)
+    base = base_model(config)
     block = _block_length(config.model.block, row_length=data.row_length, own=base.block_length)
     loader = Loader(data, block)
     manifest = loader.manifests[0]
     tokenizer = load_tokenizer(manifest.folder)
     model = resolve_model(base, config.model, block_length=block, manifest=manifest)
-    if row_wide and "M" in model.pattern:
-        raise InputError(f"model.block 'row' is for attention alone; the pattern {model.pattern} has Mamba layers")
-    if config.engine.precision == "bf16" and "M" in model.pattern:
-        raise InputError(
-            f"engine.precision 'bf16' would round the time scales of the Mamba layers in {model.pattern}: use 'autocast'"
-        )
+    check_layers(config, model)
     for source in loader.manifests:
         check_tokenizer(source, tokenizer)
         check_vocabulary(source, model.vocab_size)
@@ -73,6 +68,16 @@ def make_plan(config: TrainConfig) -> Plan:
         held_out=held_out,
         arms_hash=arms_hash(config, loader.hash),
     )
+
+
+def check_layers(config: TrainConfig, model: ModelConfig) -> None:
+    """InputError for what the recipe asks of layers that cannot do it."""
+    if config.model.block == "row" and "M" in model.pattern:
+        raise InputError(f"model.block 'row' is for attention alone; the pattern {model.pattern} has Mamba layers")
+    if config.engine.precision == "bf16" and "M" in model.pattern:
+        raise InputError(
+            f"engine.precision 'bf16' would round the time scales of the Mamba layers in {model.pattern}: use 'autocast'"
+        )
 
 
 def resolve_model(base: ModelConfig, section: ModelSection, *, block_length: int, manifest: Manifest) -> ModelConfig:
@@ -110,10 +115,16 @@ def build_model(plan: Plan) -> Denoiser:
     return model
 
 
-def _base(config: TrainConfig) -> ModelConfig:
+def base_model(config: TrainConfig) -> ModelConfig:
     """The configuration that the recipe's fields go on top of: the release's, else the preset's."""
-    if config.init_from is not None:
-        return load_config(config.init_from)
+    release = config.init_from
+    if release is not None and not Path(release).exists():
+        raise InputError(
+            f"init_from {release} is not there: export it first (mezzotint-export RUN {release}); --plan goes by a preset "
+            "until then (model.preset=3b model.backbone=mamba, say)"
+        )
+    if release is not None:
+        return load_config(release)
     return preset(str(config.model.preset), config.model.backbone)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 STATE = "state.json"
 EMA = "ema"  # kind of a piece, beside those of fragments
+_NAME = re.compile(r"step-(0|[1-9][0-9]*)")  # as written here: nothing else is taken for a checkpoint
+_ASIDE = re.compile(_NAME.pattern + r"\.damaged")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +85,13 @@ def newest(run: Path, say: Callable[[str], None]) -> Path | None:
 
 def candidates(run: Path) -> list[Path]:
     """Checkpoint folders under their final names, newest first."""
-    found = [p for p in (run / "checkpoints").glob("step-*") if p.name.removeprefix("step-").isdigit()]
+    found = [path for path in (run / "checkpoints").glob("step-*") if _NAME.fullmatch(path.name)]
     return sorted(found, key=step_of, reverse=True)
 
 
 def step_of(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))
+    """Of a checkpoint, set aside or not."""
+    return int(folder.name.removeprefix("step-").removesuffix(".damaged"))
 
 
 def passed_over(folder: Path, fault: str) -> str:
@@ -160,13 +164,31 @@ def sweep(run: Path) -> None:
         shutil.rmtree(stale, ignore_errors=True)
 
 
-def set_aside(run: Path, step: int) -> None:
-    """Rename checkpoints newer than `step` to `*.damaged`: `newest` passed them over, so they are not ones to keep."""
+def set_aside(run: Path, step: int, say: Callable[[str], None]) -> None:
+    """Rename checkpoints newer than `step` to `*.damaged`: `newest` passed them over, so they are not ones to keep.
+
+    The newest of all that were ever set aside stays, to be looked at; those before it are removed. Both are said.
+    """
     for folder in candidates(run):
         if step_of(folder) > step:
             aside = folder.with_name(folder.name + ".damaged")
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)
+    aside = sorted(damaged(run), key=step_of, reverse=True)
+    for folder in aside[1:]:
+        say(f"removing {folder} ({_megabytes(folder)}), damaged and older than {aside[0].name}")
+        shutil.rmtree(folder, ignore_errors=True)
+    if aside:
+        say(f"{aside[0]} ({_megabytes(aside[0])}) is damaged and stays only to be looked at: remove it when you like")
+
+
+def damaged(run: Path) -> list[Path]:
+    """Checkpoints that were set aside, in no order."""
+    return [path for path in (run / "checkpoints").glob("step-*.damaged") if _ASIDE.fullmatch(path.name)]
+
+
+def _megabytes(folder: Path) -> str:
+    return f"{sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()) / 2**20:,.1f} MiB"
 
 
 def read_state(folder: Path) -> RunState:

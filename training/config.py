@@ -36,7 +36,9 @@ class ModelSection:
     block: tokens of a block, 'row' for as long as the row (bidirectional, attention only), null for the preset's.
     """
 
-    preset: str | None = None  # null only with init_from
+    preset: str | None = (
+        None  # with init_from the release's sizes count, and --plan alone looks here, until it is exported
+    )
     backbone: str = "attention"
     block: int | str | None = None
     overrides: dict[str, Scalar] = field(default_factory=dict)
@@ -84,8 +86,8 @@ class TrainConfig:
             raise InputError(f"seed is {self.seed}; it must be from 0 to 2^63 - 1")
         if not 0 <= self.ema_decay < 1:
             raise InputError(f"ema_decay is {self.ema_decay}; it must be at least 0 and below 1")
-        if (self.model.preset is None) == (self.init_from is None):
-            raise InputError("give either model.preset or init_from: one of them says how large the model is")
+        if self.model.preset is None and self.init_from is None:
+            raise InputError("give model.preset or init_from: one of them says how large the model is")
 
     def accumulation(self, world: int) -> int:
         """Micro-batches of a step on each of `world` ranks; InputError when the rows cannot be shared out."""
@@ -119,7 +121,7 @@ def arms_hash(config: TrainConfig, data_hash: str) -> str:
     for key in ("run", "micro_rows", "checkpoint", "guard", "log"):
         del shared[key]
     shared["engine"] = {"precision": config.engine.precision}
-    shared["model"] = {"preset": config.model.preset, "block": config.model.block}
+    shared["model"] = {"preset": None if config.init_from else config.model.preset, "block": config.model.block}
     shared["data"] = data_hash
     shared["init_from"] = config.init_from is not None  # each arm has a release of its own
     return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]

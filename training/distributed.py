@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from mezzotint.data.cli import verdict
 from mezzotint.models.errors import InputError
 
 T = TypeVar("T")
@@ -55,15 +56,19 @@ class Ranks:
         return [value for part in found for value in part]
 
     def alone(self, work: Callable[[], T]) -> T | None:
-        """`work` on the main rank, None on the others; collective. When it fails there, the others leave as well."""
+        """`work` on the main rank, None on the others; collective.
+
+        When it fails there, the others leave as well, with the code that the main rank ends with.
+        """
         done, failure = None, None
         if self.main:
             try:
                 done = work()
             except Exception as error:
                 failure = error
-        if self.total(float(failure is not None)):
-            raise failure or SystemExit(2)  # the main rank says why
+        code = int(self.total(0.0 if failure is None else verdict(failure, InputError)[0]))
+        if code:
+            raise failure or SystemExit(code)  # the main rank says why
         return done
 
     def barrier(self) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mezzotint.data.cli import verdict
 from mezzotint.data.errors import InputError as DataError
 from mezzotint.models.errors import InputError
 from mezzotint.training import lock, outcome
+from mezzotint.training.append import warn
 from mezzotint.training.distributed import Ranks
+from mezzotint.training.watchdog import remove_left
+
+ROOM = 1 << 16  # bytes that a start without its checkpoints may write
+OURS = {lock.NAME, outcome.SPARE}  # files of a start that has written nothing of a run yet
 
 
 @dataclass
@@ -39,27 +46,57 @@ def ending(folder: Path, ranks: Ranks) -> Iterator[Ending]:
     end = Ending()
     if not ranks.main:
         ranks.alone(lambda: None)
+        ranks.alone(lambda: None)
         yield end
         ranks.barrier()
         return
     fresh = not folder.exists()
     with ExitStack() as stack:
-        ranks.alone(lambda: _take_over(folder, stack))
+        ranks.alone(lambda: _take_over(folder, ranks.world, stack))
         try:
+            ranks.alone(lambda: _require_room(folder))
             yield end
-        except (InputError, DataError) as error:
-            if fresh and {path.name for path in folder.iterdir()} <= {lock.NAME}:
+        except BaseException as error:
+            code = code_of(error)
+            if code == outcome.BAD_INPUT and fresh and {path.name for path in folder.iterdir()} <= OURS:
                 shutil.rmtree(folder)
             else:
-                outcome.write(folder, code=outcome.BAD_INPUT, step=end.step, reason=str(error))
+                plain = isinstance(error, (InputError, DataError))
+                end.at(end.step, code, str(error) if plain else f"{type(error).__name__}: {error}")
+                _write(folder, end)
             raise
-        except BaseException as error:
-            outcome.write(folder, code=outcome.CRASHED, step=end.step, reason=f"{type(error).__name__}: {error}")
-            raise
-        outcome.write(folder, code=end.code, step=end.step, reason=end.reason)
+        _write(folder, end)
         ranks.barrier()
 
 
-def _take_over(folder: Path, stack: ExitStack) -> None:
+def code_of(error: BaseException) -> int:
+    """The exit code of a command that ends with `error`; outcome.json has the same."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else outcome.CRASHED
+    return verdict(error, InputError)[0]
+
+
+def _write(folder: Path, end: Ending) -> None:
+    """The outcome, or a warning: neither an error that came before nor the other ranks may be lost over a disk."""
+    try:
+        outcome.write(folder, code=end.code, step=end.step, reason=end.reason)
+    except OSError as error:
+        warn(f"{folder / outcome.NAME} cannot be written ({error.strerror}); the code is {end.code}")
+
+
+def _require_room(folder: Path) -> None:
+    """OSError where the disk takes no files, before each rank finds out by itself; checkpoints are looked at later."""
+    probe = folder / f"room.{os.getpid()}.tmp"
+    try:
+        probe.write_bytes(bytes(ROOM))
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _take_over(folder: Path, world: int, stack: ExitStack) -> None:
+    """The lock; then what an earlier start has left: its outcome, half-written files, ranks that are no more."""
     stack.enter_context(lock.hold(folder))
     outcome.remove(folder)
+    for half in folder.glob("*.tmp"):
+        half.unlink(missing_ok=True)
+    remove_left(folder, world)

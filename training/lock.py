@@ -32,8 +32,9 @@ def hold(folder: Path, *, patience: float = PATIENCE) -> Iterator[None]:
     _held.add(descriptor)
     try:
         if _take(descriptor, path, time.monotonic() + patience):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
+            with contextlib.suppress(OSError):  # a full disk: the lock is held all the same, and nobody named
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
         yield
     finally:
         _held.discard(descriptor)

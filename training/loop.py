@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 from mezzotint.data.loader import Batch
 from mezzotint.models.errors import InputError
 from mezzotint.training.build import make_plan
-from mezzotint.training.checkpoint import EMA, RunState
+from mezzotint.training.checkpoint import EMA, RunState, candidates, step_of
 from mezzotint.training.config import TrainConfig, dump
 from mezzotint.training.distributed import join
 from mezzotint.training.ending import Ending, ending
@@ -84,6 +85,7 @@ def train_from(run: Run, first: int, meter: Meter, rows: Iterator[Batch], steps:
         result = take_step(run, index, batch, meter.watch)
         meter.add(result)
         run.saver.settle(result.shares)
+        run.saver.wait()  # before this step counts: no kill may cost more steps than lie between two checkpoints
         fault = judge(run, step, result)
         if fault:
             return diverged(run, step, fault, end)
@@ -241,10 +243,24 @@ def diverged(run: Run, step: int, fault: str, end: Ending) -> int:
     """The end of a run that must not go on because of what `step` brought."""
     run.saver.finish()  # what is being written was sound when it was copied
     run.ranks.say(
-        f"step {step}: {fault}. The same start comes to the same step: mend the data, raise guard.skip_budget, or export "
-        f"the newest checkpoint of {run.plan.config.run} and start another run from it (init_from) with a lower optim.lr"
+        f"step {step}: {fault}. The same start comes to the same step: mend the data, raise guard.skip_budget, or go on in "
+        f"another run, with half the rate: {way_on(run)}"
     )
     return end.at(step - 1, DIVERGED, fault)
+
+
+def way_on(run: Run) -> str:
+    """One command that starts another run from the newest checkpoint; what it sets must not change on a resume."""
+    config, checkpoints = run.plan.config, candidates(run.folder)
+    recipe, done = run.folder / "config.yaml", step_of(checkpoints[0]) if checkpoints else 0
+    release, other = run.folder / f"step-{done}-release", f"{config.run.rstrip('/')}-from-{done}"
+    changes = [f"run={other}", f"steps={config.steps - done}", f"optim.lr={config.optim.lr / 2:g}"]
+    words = ["mezzotint-train", str(recipe), *changes]
+    if not checkpoints:
+        return shlex.join(words)
+    export = ["mezzotint-export", config.run, str(release), "--no-ema"]  # the weights of step-N, not their average
+    words += [f"init_from={release}", f"data.seed={config.data.seed + 1}"]  # rows that it has not just seen
+    return f"{shlex.join(export)} && {shlex.join(words)}"
 
 
 def stopped(run: Run, step: int, end: Ending) -> int:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mezzotint.data.cli import NO_ROOM
 from mezzotint.models.errors import InputError
 
 DONE, CRASHED, STOPPED, DIVERGED, HUNG = 0, 1, 85, 86, 87
+INTERRUPTED = 130  # by a second Ctrl-C, before the step was saved
 BAD_INPUT = 2  # every command's code for what the user can mend
 WORDS = {
     DONE: "done",
@@ -19,9 +22,12 @@ WORDS = {
     STOPPED: "stopped and saved",
     DIVERGED: "diverged",
     HUNG: "hung",
+    INTERRUPTED: "interrupted",
 }
 FORMAT = 1
 NAME = "outcome.json"
+SPARE = "outcome.spare"  # room for an outcome, kept while there is some: a disk that is full takes no new file
+ROOM = 4096  # bytes of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +55,22 @@ def write(run_folder: Path, *, code: int, step: int, reason: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, run_folder / NAME)
+    except OSError as error:
+        if error.errno not in NO_ROOM or not (run_folder / SPARE).exists():
+            raise
+        _write_spare(run_folder, values)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _write_spare(run_folder: Path, values: dict) -> None:
+    """The outcome into the room that was kept for it."""
+    values |= {"reason": values["reason"][: ROOM // 8]}  # in JSON a character takes up to six bytes
+    with open(run_folder / SPARE, "r+b") as file:
+        file.write(json.dumps(values).encode().ljust(ROOM - 1) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(run_folder / SPARE, run_folder / NAME)
 
 
 def read(run_folder: Path) -> Outcome | None:
@@ -71,5 +91,12 @@ def read(run_folder: Path) -> Outcome | None:
 
 
 def remove(run_folder: Path) -> None:
-    """At a start: from here on a missing file means that the run died before it could say how."""
-    (run_folder / NAME).unlink(missing_ok=True)
+    """At a start: from here on a missing file means that the run died before it could say how. Keeps room for the next."""
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(run_folder / NAME, run_folder / SPARE)
+    with contextlib.suppress(OSError):  # a full disk has no room to keep
+        spare = os.open(run_folder / SPARE, os.O_WRONLY | os.O_CREAT, 0o666)  # written over: what it has, it keeps
+        try:
+            os.write(spare, b" " * ROOM)
+        finally:
+            os.close(spare)

@@ -8,8 +8,7 @@ from mezzotint.data.manifest import NAME as MANIFEST
 from mezzotint.data.manifest import read_manifest
 from mezzotint.models.config import ModelConfig, preset
 from mezzotint.models.errors import InputError
-from mezzotint.models.weights import load_config
-from mezzotint.training.build import resolve_model
+from mezzotint.training.build import base_model, check_layers, resolve_model
 from mezzotint.training.config import TrainConfig
 from mezzotint.training.noise import NoiseSource
 from mezzotint.training.plan_search import Setting, refusal
@@ -44,9 +43,7 @@ def plan(config: TrainConfig, *, gpus: int, gpu: str) -> str:
 
 def planned_model(config: TrainConfig) -> tuple[ModelConfig, str]:
     """The model that would be trained, and where its vocabulary comes from."""
-    base = (
-        load_config(config.init_from) if config.init_from else preset(str(config.model.preset), config.model.backbone)
-    )
+    base, told = _base(config)
     row_length, block = config.data.row_length, config.model.block
     block = row_length if isinstance(block, str) else base.block_length if block is None else block
     if row_length % block:
@@ -54,11 +51,22 @@ def planned_model(config: TrainConfig) -> tuple[ModelConfig, str]:
     folder = Path(config.data.sources[0][0])
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)
-        return resolve_model(base, config.model, block_length=block, manifest=manifest), f"of {folder}"
+        model, told = resolve_model(base, config.model, block_length=block, manifest=manifest), f"of {folder}"
+        check_layers(config, model)
+        return model, told
     chunk = base.chunk_length if base.chunk_length % block == 0 else block
     values = base.to_dict() | {"block_length": block, "chunk_length": chunk} | config.model.overrides
     model = ModelConfig.from_dict(values)
-    return model, f"of {config.init_from or f'the preset {config.model.preset}'}: {folder} is not prepared"
+    check_layers(config, model)
+    return model, f"of {told}: {folder} is not prepared"
+
+
+def _base(config: TrainConfig) -> tuple[ModelConfig, str]:
+    """The sizes, and whose they are: the release's, or those of the preset where it is yet to be exported."""
+    release, name = config.init_from, config.model.preset
+    if release is None or (name is not None and not Path(release).exists()):
+        return preset(str(name), config.model.backbone), f"the preset {name}, {config.model.backbone}"
+    return base_model(config), release
 
 
 def check_rows(config: TrainConfig, gpus: int) -> None:

@@ -49,7 +49,7 @@ def require_fresh(run: Run) -> None:
     """InputError where a folder without checkpoints has records of steps, or checkpoints that were set aside."""
     path = run.folder / "metrics.jsonl"
     steps = max((record["step"] for record in read_records(path)), default=0) if path.is_file() else 0
-    aside = sorted((run.folder / "checkpoints").glob("*.damaged"))
+    aside = sorted(checkpoint.damaged(run.folder), key=checkpoint.step_of)
     if aside or (steps and run.plan.config.checkpoint.at_start):
         what = f"{aside[0]} is there" if aside else f"{path} has records up to step {steps}"
         raise InputError(
@@ -59,7 +59,7 @@ def require_fresh(run: Run) -> None:
 
 def prepare_folder(run: Run, folder: Path, state: RunState) -> None:
     """Set damaged checkpoints aside, mend the pointer, and say aloud when the records do not reach the checkpoint."""
-    checkpoint.set_aside(run.folder, state.step)
+    checkpoint.set_aside(run.folder, state.step, run.ranks.say)
     checkpoint.point(run.folder, folder.name)
     every = strict.parse_yaml(state.recipe, source=str(folder))["log"]["every"]
     expected, path = state.step // every * every, run.folder / "metrics.jsonl"

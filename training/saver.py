@@ -26,6 +26,10 @@ WRITTEN, FAILED, SPOILED = range(3)  # what became of a rank's share
 class Saver:
     """The checkpoints of a run, one at a time; every method is called by all ranks at the same point of the loop.
 
+    A checkpoint is written in the shadow of the step after it, and is in place before that step counts as done (`wait`).
+    So a kill at any moment costs checkpoint.every steps at the most, and a disk holds training up only by what it takes
+    longer than a step.
+
     A crash at any moment leaves, under a final name, complete checkpoints only. A save that fails (a full disk) is told
     and leaves the one before; training goes on.
     """
@@ -88,13 +92,20 @@ class Saver:
             shutil.rmtree(beside, ignore_errors=True)
             self._tell(self._step, fault)
 
+    def wait(self) -> None:
+        """Wait for the save that is being written, if one is, and settle it; collective."""
+        if self._thread is not None:
+            began = time.perf_counter()
+            self._thread.join()
+            totals = self._ranks.sum(torch.tensor(self.shares())).tolist()
+            self._blocked += time.perf_counter() - began
+            self.settle(totals)
+
     def finish(self) -> bool:
-        """Wait for the save that is being written, if one is; collective. Whether the newest asked for is in place."""
+        """`wait`; whether the newest checkpoint that was asked for is in place."""
         if self._step < 0:
             return True
-        if self._thread is not None:
-            self._thread.join()
-            self.settle(self._ranks.sum(torch.tensor(self.shares())).tolist())
+        self.wait()
         there = (self._run / "checkpoints" / f"step-{self._step}" / checkpoint.MANIFEST).is_file()
         return bool(self._ranks.total(float(self._ranks.main and there)))
 

@@ -198,6 +198,17 @@ class Watchdog:
         print(sentence, file=sys.stderr, flush=True)
 
 
+def remove_left(folder: Path, world: int) -> None:
+    """Files of ranks that the run had when there were more of them; for the main rank, before any watchdog."""
+    present = {_stacks(folder, rank).name for rank in range(world)}
+    left = [path for path in (folder / "stacks").glob("rank-*.txt") if path.name not in present]
+    for path in [*left, *(folder / "ranks").glob("rank-*")]:
+        path.unlink(missing_ok=True)
+    for place in (folder / "stacks", folder / "ranks"):
+        with contextlib.suppress(OSError):  # not empty, or not there
+            place.rmdir()
+
+
 def _stacks(folder: Path, rank: int) -> Path:
     return folder / "stacks" / f"rank-{rank}.txt"
 
