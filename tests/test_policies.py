@@ -9,7 +9,7 @@ from support import assert_close, generator, ordinary, tiny_config, tiny_model
 from mezzotint.eval.bound import Draws, document_bound
 from mezzotint.models.decode import generate
 from mezzotint.models.errors import InputError
-from mezzotint.models.policies.bidirectional import decode_canvas, make_canvas
+from mezzotint.models.policies.bidirectional import decode_canvas, make_canvas, new_canvas
 from mezzotint.models.policies.canvas import Canvas
 from mezzotint.models.policies.causal import decode_blocks
 from mezzotint.models.policies.cost import Cost
@@ -85,7 +85,7 @@ def test_the_uncached_decode_is_the_models_own_pass_over_its_row(reveal):
 def test_a_step_gives_the_models_logits(positions):
     model = row_model(positions=positions, noise_level_input=True)
     tokens = torch.tensor(prompts_of(model))
-    canvas = make_canvas(model, tokens, new_tokens=ROW - 10, block=ROW - 10)
+    canvas = make_canvas(model, tokens, new_canvas(model, len(tokens), ROW - 10, None), block=ROW - 10)
     hidden, _ = run_step(*step_of(model, canvas, NoCache()), None)
     want = model(tokens[:, :0], canvas.tokens[:, None], torch.zeros(3, 1, dtype=torch.long))[:, 0, 10:]
     assert_close(model.logits(hidden), want)
@@ -146,6 +146,27 @@ def test_the_block_causal_harness_writes_what_generate_writes(pattern):
         )
         assert got.texts == want.tokens
         assert all(len(row) == 20 for row in got.tokens)
+
+
+def test_tokens_that_stand_in_the_answer_stay_and_are_seen():
+    model, causal = row_model(), tiny_model(tiny_config("MA", 8)).eval()
+    prompts = prompts_of(model)
+    standing = [[5 if i % 3 == 0 else 0 for i in range(22)] for _ in prompts]
+    reveal = TopK(steps=2)
+    for got, plain in (
+        (
+            decoded(model, NoCache(), prompts, standing=standing, reveal=reveal),
+            decoded(model, NoCache(), reveal=reveal),
+        ),
+        [
+            decode_blocks(causal, prompts, policy=NoCache(), new_tokens=22, reveal=reveal, standing=s)
+            for s in (standing, None)
+        ],
+    ):
+        assert all(row[i] == 5 for row in got.tokens for i in range(0, 22, 3))
+        assert 0 not in [token for row in got.tokens for token in row] and got.tokens != plain.tokens
+    with pytest.raises(InputError, match="3 rows of 22 tokens"):
+        decoded(model, NoCache(), prompts, standing=standing[:2])
 
 
 def test_sub_blocks_of_a_block_are_cached_and_exact_when_refreshed():

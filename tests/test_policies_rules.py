@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mezzotint.models.policies.acache import ACache, importance, most_important, segments_of, shared_part
 from mezzotint.models.policies.bicache import layers_for, measured_layers
-from mezzotint.models.policies.bidirectional import make_canvas
+from mezzotint.models.policies.bidirectional import make_canvas, new_canvas
 from mezzotint.models.policies.cost import Cost
 from mezzotint.models.policies.dllm_cache import least_alike
 from mezzotint.models.policies.drop_kv import EPSILON, DropKV, leave_one_out
@@ -215,7 +215,7 @@ def test_anchors_are_the_affix_tokens_that_masks_look_at_most():
     model = tiny_model(tiny_config("AA", 16, noise_level_input=True)).eval()
     prompts = ordinary(model.config, (2, 9), generator(2))
     prompts[:, 2:7] = prompts[:1, 2:7]
-    canvas = make_canvas(model, prompts, new_tokens=5, block=5, spans=((2, 5), (5, 7)))
+    canvas = make_canvas(model, prompts, new_canvas(model, len(prompts), 5, None), block=5, spans=((2, 5), (5, 7)))
     hooks = Hooks(model, Store(), Cost(layers=2), canvas.spans)
     with torch.no_grad():
         packets = [shared_part(canvas, span, hooks) for span in canvas.spans]
@@ -263,7 +263,7 @@ def test_a_packet_stands_anywhere_by_rotating_its_keys():
     """Keys kept before their rotation, rotated to another place, are those computed at that place."""
     model = tiny_model(tiny_config("AA", 16, rope_scaling="yarn", rope_factor=4.0, rope_trained_length=8)).eval()
     row = ordinary(model.config, (1, 12), generator(4))
-    canvas = make_canvas(model, row, new_tokens=4, block=4, spans=((5, 9),))
+    canvas = make_canvas(model, row, new_canvas(model, len(row), 4, None), block=4, spans=((5, 9),))
     hooks = Hooks(model, Store(), Cost(layers=2), canvas.spans)
     from mezzotint.models.policies.forward import project, rotated, tables_of
 

@@ -110,13 +110,13 @@ def test_an_affix_is_computed_once_and_held_once_by_all_requests():
 
 
 def test_anchors_are_private_and_differ_between_requests():
-    from mezzotint.models.policies.bidirectional import make_canvas
+    from mezzotint.models.policies.bidirectional import make_canvas, new_canvas
     from mezzotint.models.policies.cost import Cost
     from mezzotint.models.policies.store import Hooks
 
     model = row_model()
     tokens = torch.tensor(prompts_of(model, 6, shared=10))
-    canvas = make_canvas(model, tokens, new_tokens=ROW - PROMPT, block=8, spans=PREFIX)
+    canvas = make_canvas(model, tokens, new_canvas(model, len(tokens), ROW - PROMPT, None), block=8, spans=PREFIX)
     with torch.no_grad():
         arranged = ACache(ratio=0.3).arrange(canvas, Hooks(model, Store(), Cost(layers=3), PREFIX))
     seen = arranged.outside[0][0].seen

@@ -15,7 +15,7 @@ from mezzotint.models.ops.rope import rotate
 from mezzotint.models.policies.acache import ACache
 from mezzotint.models.policies.adapters import fresh_adapters
 from mezzotint.models.policies.bicache import BiCache
-from mezzotint.models.policies.bidirectional import decode_canvas, make_canvas
+from mezzotint.models.policies.bidirectional import decode_canvas, make_canvas, new_canvas
 from mezzotint.models.policies.canvas import Canvas
 from mezzotint.models.policies.cost import Cost
 from mezzotint.models.policies.dllm_cache import DLLMCache
@@ -61,7 +61,9 @@ class Slow:
 
 def canvas_of(model, spans=()) -> Canvas:
     prompt = ordinary(model.config, (1, PROMPT), generator(3))
-    return make_canvas(model, prompt, new_tokens=LENGTH - PROMPT, block=LENGTH - PROMPT, spans=spans)
+    return make_canvas(
+        model, prompt, new_canvas(model, len(prompt), LENGTH - PROMPT, None), block=LENGTH - PROMPT, spans=spans
+    )
 
 
 def sight_of(canvas: Canvas, tokens, step: int) -> Sight:

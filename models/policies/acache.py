@@ -103,17 +103,17 @@ def importance(canvas: Canvas, packets: list[Packet], hooks: Hooks) -> Tensor:
     within[span_columns(canvas).cpu()] = True
     own = (~within).nonzero()[:, 0]
     tokens = canvas.tokens[:, own.to(canvas.tokens.device)]
-    masks = int((own >= canvas.response).sum())  # they are the last
-    levels = torch.full((len(tokens),), masks / canvas.length, dtype=torch.float64, device=tokens.device)
+    masked = tokens == model.config.mask_token_id
+    levels = masked.sum(dim=1).double() / canvas.length
     h, tables = embed(model, tokens, levels), tables_of(model, canvas.positions[:, own])
     outside = segments_of(canvas, packets, hooks)
     total = torch.zeros(len(tokens), int(within.sum()), dtype=torch.float64, device=tokens.device)
     for index, layer in enumerate(layers_of(model)):
         projected = project(attention_of(layer), layer.mixer_norm(h))
         q, k = rotated(projected.q, tables), rotated(projected.k, tables)
-        weights = attend(q[:, -masks:], outside[index], weights=True).weights
+        weights = attend(q, outside[index], weights=True).weights
         assert weights is not None
-        total += weights.sum(dim=(1, 2), dtype=torch.float64)
+        total += (weights * masked[:, None, :, None]).sum(dim=(1, 2), dtype=torch.float64)
         h = finish(layer, h, attend(q, [*outside[index], Segment(k, projected.v)]).y)
         hooks.cost.decision_operations += weights.numel() * model.config.head_dim
     hooks.cost.token_layers += tokens.numel() * hooks.cost.layers

@@ -52,11 +52,14 @@ def decode_canvas(
     generator: torch.Generator | None = None,
     spans: tuple[tuple[int, int], ...] = (),
     store: Store | None = None,
+    standing: list[list[int]] | None = None,
 ) -> Decoded:
     """Write `new_tokens` behind each prompt, `block` of them at a time, on a canvas that is all there from the start.
 
     The model is one that was trained with `block: row`. spans: (start, end) tokens of the prompts that are shared
     parts, the same for every row, for policies that share any; store: where shared parts are looked up and kept.
+    standing: `new_tokens` ids a row that stand there from the start, mask where one is to be written.
+
     Raises InputError for prompts of unequal length, a canvas shorter than a block, shared parts that the prompt does
     not hold, Mamba layers, and a policy without an object here.
     """
@@ -69,7 +72,8 @@ def decode_canvas(
     store.bind(model)
     cost = Cost(layers=len(model.config.pattern))
     hooks = Hooks(model, store, cost, spans)
-    canvas = policy.arrange(make_canvas(model, tokens, new_tokens=new_tokens, block=block, spans=spans), hooks)
+    behind = new_canvas(model, len(tokens), new_tokens, standing)
+    canvas = policy.arrange(make_canvas(model, tokens, behind, block=block, spans=spans), hooks)
     cost.prepare_seconds = _now(model) - began
     how = Revealing(reveal, sampler, torch.Generator().manual_seed(0) if generator is None else generator)
     written = reveal_canvas(model, canvas, policy, how, cost)
@@ -85,14 +89,14 @@ def decode_canvas(
 
 
 def make_canvas(
-    model: Denoiser, prompts: Tensor, *, new_tokens: int, block: int, spans: tuple[tuple[int, int], ...] = ()
+    model: Denoiser, prompts: Tensor, behind: Tensor, *, block: int, spans: tuple[tuple[int, int], ...] = ()
 ) -> Canvas:
-    """Prompts (B, n) and masks behind them, nothing outside."""
+    """Prompts (B, n) and what stands `behind` them (B, new_tokens), nothing outside."""
     batch, prompt = prompts.shape
-    masks = torch.full((batch, new_tokens), model.config.mask_token_id, device=prompts.device)
+    new_tokens = behind.shape[1]
     length, layers = prompt + new_tokens, len(model.config.pattern)
     return Canvas(
-        tokens=torch.cat([prompts, masks], dim=1),
+        tokens=torch.cat([prompts, behind], dim=1),
         positions=torch.arange(length).expand(batch, -1),
         response=prompt,
         start=prompt,
@@ -102,6 +106,18 @@ def make_canvas(
         full_length=length,
         spans=spans,
     )
+
+
+def new_canvas(model: Denoiser, batch: int, new_tokens: int, standing: list[list[int]] | None) -> Tensor:
+    """(B, new_tokens): masks, and the tokens that stand from the start. InputError where those are of another length."""
+    device = model.embed.weight.device
+    if standing is None:
+        return torch.full((batch, new_tokens), model.config.mask_token_id, device=device)
+    if len(standing) != batch or any(len(row) != new_tokens for row in standing):
+        raise InputError(
+            f"standing tokens must be {batch} rows of {new_tokens} tokens, masks where one is to be written"
+        )
+    return torch.tensor(standing, dtype=torch.int64, device=device)
 
 
 def require_object(model: Denoiser, policy: Policy, *, bidirectional: bool) -> None:

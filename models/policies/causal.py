@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..layout import make_layout
 from ..reveal import Reveal, Sampler
 from ..state import SSMState
-from .bidirectional import GREEDY, Decoded, _now, check_shared, require_object
+from .bidirectional import GREEDY, Decoded, _now, check_shared, new_canvas, require_object
 from .canvas import Canvas, equal_prompts
 from .cost import Cost
 from .forward import attend, attention_of, embed, finish, is_attention, layers_of, project, rotated, tables_of
@@ -35,13 +35,14 @@ def decode_blocks(
     generator: torch.Generator | None = None,
     spans: tuple[tuple[int, int], ...] = (),
     store: Store | None = None,
+    standing: list[list[int]] | None = None,
 ) -> Decoded:
     """Write `new_tokens` behind each prompt, on the exact past or what the policy makes of it.
 
     A block of the model is revealed `block` tokens at a time (a sub-block), None for all at once. Every block is
     committed by a clean pass once it is full. Rows go on to the last token, whether they wrote <eos> or not.
-    spans and store as in decode_canvas. Raises InputError for prompts of unequal length, sub-blocks that do not divide
-    a block, shared parts that the prompt does not hold, and a policy without an object here.
+    spans, store and standing as in decode_canvas. Raises InputError for prompts of unequal length, sub-blocks that do
+    not divide a block, shared parts that the prompt does not hold, and a policy without an object here.
     """
     config = model.config
     size = config.block_length
@@ -66,17 +67,17 @@ def decode_blocks(
         cost.prefill_token_layers += len(rest) * size * cost.layers
     cost.prepare_seconds = _now(model) - began
     cost.hold(held_bytes(list(past.layers)))
-    written = [rest[:, whole:]]
-    done = whole - rest.shape[1]  # new tokens that are there: minus what the prompt leaves for the first canvas
-    while done < new_tokens:
-        canvas = _canvas(model, written[0] if len(written) == 1 else rest[:, :0], past, block)
-        filled = reveal_canvas(model, canvas, policy, how, cost)
-        written.append(filled)
-        done += size
-        if done < new_tokens:
-            commit(model, filled, past)
+    left = rest.shape[1] - whole  # of the prompt, for the first canvas
+    blank = torch.cat([rest[:, whole:], new_canvas(model, len(tokens), new_tokens, standing)], dim=1)
+    blank = F.pad(blank, (0, -blank.shape[1] % size), value=config.mask_token_id)
+    written = []
+    for first in range(0, blank.shape[1], size):
+        canvas = _canvas(model, blank[:, first : first + size], past, block, response=max(left - first, 0))
+        written.append(reveal_canvas(model, canvas, policy, how, cost))
+        if first + size < blank.shape[1]:
+            commit(model, written[-1], past)
             cost.commits += 1
-            cost.commit_token_layers += filled.numel() * cost.layers
+            cost.commit_token_layers += written[-1].numel() * cost.layers
             cost.hold(held_bytes(list(past.layers)))
     cost.seconds = _now(model) - began
     cost.effective |= policy.effective() | {
@@ -87,18 +88,17 @@ def decode_blocks(
         "reveal": str(reveal),
         "held_tokens": max((layer.tokens for layer in past.layers if isinstance(layer, KVPast)), default=0),
     }
-    new = torch.cat(written[1:], dim=1)[:, rest.shape[1] - whole :][:, :new_tokens]
+    new = torch.cat(written, dim=1)[:, left : left + new_tokens]
     return Decoded(new.tolist(), cost, config.eos_token_id)
 
 
-def _canvas(model: Denoiser, fixed: Tensor, past: Past, block: int) -> Canvas:
-    """The next frontier block: what the prompt left (B, n), then masks."""
+def _canvas(model: Denoiser, tokens: Tensor, past: Past, block: int, *, response: int) -> Canvas:
+    """The next frontier block (B, G), whose first `response` tokens are what the prompt left."""
     size, layers = model.config.block_length, len(model.config.pattern)
-    tokens = F.pad(fixed, (0, size - fixed.shape[1]), value=model.config.mask_token_id)
     return Canvas(
         tokens=tokens,
         positions=(past.length + torch.arange(size)).expand(len(tokens), -1),
-        response=fixed.shape[1],
+        response=response,
         start=0,
         block=block,
         outside=((),) * layers,
