@@ -12,8 +12,8 @@ from mezzotint.data.tasks.sample import Sample
 from mezzotint.eval.bound import Draws
 from mezzotint.eval.canvases import Job, measure
 from mezzotint.eval.fill import prefill
+from mezzotint.models.decode import denoise_all
 from mezzotint.models.denoiser import Denoiser
-from mezzotint.models.errors import InputError
 from mezzotint.models.reveal import Reveal, Sampler
 from mezzotint.models.state import KVState, State
 
@@ -72,7 +72,7 @@ def score_batch(model: Denoiser, samples: list[Sample], *, answering: Answering,
     right, nats = _given_the_truth(model, canvas, forked(state), answering=answering, keys=keys)
     written, nfe = _write(model, canvas, state, answering=answering, key=keys[0])
     return [
-        _scored(sample, written[row], nfe=int(nfe[row]), right=right[row], nats=nats[row], canvas=canvas, row=row)
+        _scored(sample, written[row], nfe=nfe[row], right=right[row], nats=nats[row], canvas=canvas, row=row)
         for row, sample in enumerate(samples)
     ]
 
@@ -138,46 +138,65 @@ def _given_the_truth(
     return right, nats
 
 
-def _write(model: Denoiser, canvas: _Canvas, state: State, *, answering: Answering, key: str) -> tuple[Tensor, Tensor]:
-    """Fill the open places block after block by the reveal rule; (B, n*G) tokens and (B,) passes.
-
-    Unlike `generate` it goes on from a prefilled state and keeps given tokens between masks. A row is over with the
-    block in which it writes <eos>, unless given tokens are still to come.
-    """
-    config, device = model.config, model.embed.weight.device
-    size, mask = config.block_length, config.mask_token_id
+def _write(
+    model: Denoiser, canvas: _Canvas, state: State, *, answering: Answering, key: str
+) -> tuple[Tensor, list[int]]:
+    """Fill the open places by the reveal rule; (B, n*G) tokens and the passes of every row."""
     digest = hashlib.blake2b(f"{answering.seed}/{key}".encode(), digest_size=7).digest()
     noise = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
-    out = canvas.tokens.masked_fill(canvas.open, config.eos_token_id)
-    over = torch.zeros(len(out), dtype=torch.bool)  # rows whose rest is <eos>
-    ended, passes = over.clone(), torch.zeros(len(out), dtype=torch.long)
-    for low in range(0, out.shape[1], size):
-        here = slice(low, low + size)
-        is_open = canvas.open[:, here] & ~over[:, None]
-        block = out[:, here].masked_fill(is_open, mask).to(device)
-        step = torch.zeros(len(block), dtype=torch.long, device=device)
-        while bool((masked := block == mask).any()):
-            proposal = answering.sampler(model.denoise(block, state), noise)
-            chosen, step = answering.reveal(proposal, masked=masked, step=step, generator=noise)
-            block = torch.where(chosen & masked, proposal.tokens, block)
-            _require_progress(masked, block == mask)
-            passes += masked.any(dim=1).cpu()
-        out[:, here] = block.cpu()
-        ended |= ((out[:, here] == config.eos_token_id) & is_open).any(dim=1)
-        over = ended & (not canvas.asks_on(low + size))
-        if bool(over.all()) or low + size == out.shape[1]:
-            break
-        state = model.commit(block, state)
-    return out, passes
+    answers = _Answers(canvas, model)
+    denoise_all(model, answers, state, reveal=answering.reveal, sampler=answering.sampler, generator=noise)
+    return answers.out, answers.passes
 
 
-def _require_progress(before: Tensor, after: Tensor) -> None:
-    """InputError where a row has as many masks as before: decoding would never end."""
-    left, had = after.sum(dim=1), before.sum(dim=1)
-    if bool(((left == had) & (had > 0)).any()):
-        raise InputError(
-            "decoding does not go on: the reveal rule chose nothing, or the model's logits are not numbers"
-        )
+class _Answers:
+    """The canvases of a batch while they are written: prompt and given tokens stand, all else is masks.
+
+    A row is over with the block in which it writes <eos>, unless given tokens are still to come; its rest is <eos>.
+    """
+
+    def __init__(self, canvas: _Canvas, model: Denoiser) -> None:
+        self.config, self.device = model.config, model.embed.weight.device
+        self.canvas, rows = canvas, len(canvas.tokens)
+        self.out = canvas.tokens.masked_fill(canvas.open, self.config.eos_token_id)
+        self.places = [0] * rows  # where the block that a row is at begins
+        self.ended = [False] * rows
+        self.passes = [0] * rows
+        self.active = set(range(rows))
+
+    def first_canvas(self) -> Tensor:
+        return torch.stack([self._block(row) for row in range(len(self.out))]).to(self.device)
+
+    def next_canvas(self, canvas: Tensor, going: Tensor) -> Tensor:
+        fresh = torch.stack([self._block(row) for row in range(len(self.out))]).to(self.device)
+        return torch.where(going[:, None], fresh, canvas)
+
+    def count_pass(self) -> None:
+        for row in self.active:
+            self.passes[row] += bool(self.canvas.open[row, self._here(row)].any())
+
+    def close_blocks(self, canvas: Tensor, full: Tensor) -> Tensor:
+        going = torch.zeros_like(full)
+        blocks = canvas.cpu()
+        for row in full.nonzero()[:, 0].tolist():
+            if row in self.active:
+                here, place = self._here(row), self.places[row] + self.config.block_length
+                self.out[row, here] = blocks[row]
+                ends = (blocks[row] == self.config.eos_token_id) & self.canvas.open[row, here]
+                self.ended[row] = self.ended[row] or bool(ends.any())
+                over = place == self.out.shape[1] or (self.ended[row] and not self.canvas.asks_on(place))
+                if over:
+                    self.active.remove(row)
+                else:
+                    self.places[row], going[row] = place, True
+        return going
+
+    def _here(self, row: int) -> slice:
+        return slice(self.places[row], self.places[row] + self.config.block_length)
+
+    def _block(self, row: int) -> Tensor:
+        here = self._here(row)
+        return self.canvas.tokens[row, here].masked_fill(self.canvas.open[row, here], self.config.mask_token_id)
 
 
 def _scored(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ def generate(
         state = state.select(rows)
     prefilled = _now(model)
     texts = _Texts(model, [prompts[row] for row in rows], [limits[row] for row in rows])
-    nfe = _denoise_all(model, texts, state, reveal=reveal, sampler=sampler, generator=generator)
+    nfe = denoise_all(model, texts, state, reveal=reveal, sampler=sampler, generator=generator)
     return Generation(
         tokens=[text[start:] for text, start in zip(texts.tokens, texts.starts)],
         ended=texts.ended,
@@ -93,8 +94,26 @@ def generate(
     )
 
 
-def _denoise_all(
-    model: Denoiser, texts: _Texts, state: State, *, reveal: Reveal, sampler: Sampler, generator: torch.Generator
+class Texts(Protocol):
+    """Rows being written, each at a block of its own. `active`: rows that are not at their end."""
+
+    active: set[int]
+
+    def first_canvas(self) -> Tensor:
+        """(B, G) the first block of every row: fixed tokens and masks."""
+
+    def count_pass(self) -> None:
+        """Called once a pass, before its tokens are taken in."""
+
+    def close_blocks(self, canvas: Tensor, full: Tensor) -> Tensor:
+        """Take in the full canvases of active rows; (B,) bool on the CPU: rows that go on with a new block."""
+
+    def next_canvas(self, canvas: Tensor, going: Tensor) -> Tensor:
+        """The canvas with the next block of the rows that go on; `going` is on the canvas's device."""
+
+
+def denoise_all(
+    model: Denoiser, texts: Texts, state: State, *, reveal: Reveal, sampler: Sampler, generator: torch.Generator
 ) -> int:
     """Run every row of `texts` to its end; returns the number of passes."""
     mask = model.config.mask_token_id
@@ -106,20 +125,21 @@ def _denoise_all(
         proposal = sampler(logits, generator)
         masked = canvas == mask
         chosen, step = reveal(proposal, masked=masked, step=step, generator=generator)
-        chosen = chosen & masked
-        canvas = torch.where(chosen, proposal.tokens, canvas)
-        stuck = masked.any(dim=1) & ~chosen.any(dim=1)
-        full, stuck = torch.stack([(canvas != mask).all(dim=1), stuck]).cpu()
+        canvas = torch.where(chosen & masked, proposal.tokens, canvas)
+        left = canvas == mask  # a model of NaN proposes masks
+        stuck = masked.any(dim=1) & (left.sum(dim=1) == masked.sum(dim=1))
+        full, stuck = torch.stack([~left.any(dim=1), stuck]).cpu()
         if bool(stuck.any()):
             raise InputError(
-                f"the reveal rule {reveal} chose no mask of a row that has some, so decoding would never end"
+                f"the reveal rule {reveal} chose no mask of a row that has some, or the model's logits are not numbers, so "
+                "decoding would never end"
             )
         going = texts.close_blocks(canvas, full)
         if not texts.active:
             return nfe
         if bool(going.any()):
             clean, fresh = canvas, going.to(canvas.device)
-            canvas = canvas.masked_fill(fresh[:, None], mask)
+            canvas = texts.next_canvas(canvas, fresh)
             step = step.masked_fill(fresh, 0)
             logits, state = model.advance(clean, canvas, state, blocks=going.long())
         else:
@@ -146,12 +166,14 @@ class _Texts:
         rows = [row + [self.config.mask_token_id] * (size - len(row)) for row in rest]
         return torch.tensor(rows, device=self.device)
 
+    def next_canvas(self, canvas: Tensor, going: Tensor) -> Tensor:
+        return canvas.masked_fill(going[:, None], self.config.mask_token_id)
+
     def count_pass(self) -> None:
         for row in self.active:
             self.passes[row] += 1
 
     def close_blocks(self, canvas: Tensor, full: Tensor) -> Tensor:
-        """Take in the full canvases of active rows; (B,) bool on the CPU: rows that go on with a new block."""
         size = self.config.block_length
         going = torch.zeros_like(full)
         closing = [row for row in full.nonzero()[:, 0].tolist() if row in self.active]

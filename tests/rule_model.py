@@ -66,10 +66,10 @@ class RuleModel(nn.Module):
         self.passes["commit"] += 1
         size = self.config.block_length
         assert clean.shape[1] % size == 0
-        assert not (clean == self.config.mask_token_id).any(), "a mask was committed"
         count = torch.full((len(clean),), clean.shape[1]) if blocks is None else blocks * size
         for row, (at, new) in enumerate(zip(state.length.tolist(), count.tolist())):
             assert at + new <= state.max_length
+            assert not (clean[row, :new] == self.config.mask_token_id).any(), "a mask was committed"
             state.layers[0].tokens[row, at : at + new] = clean[row, :new]  # type: ignore[union-attr]
         return State(state.layers, state.length + count, state.max_length, size)
 

@@ -271,6 +271,15 @@ def test_a_rule_that_reveals_nothing_is_an_error_and_no_endless_loop():
         generate(tiny_model(tiny_config("A", 4)), [[5]], max_new_tokens=3, reveal=lazy, generator=generator())
 
 
+def test_a_model_of_nan_is_an_error_and_no_endless_loop():
+    """Its likeliest token is the mask, so that what is revealed stays masked."""
+    model = tiny_model(tiny_config("A", 4))
+    with torch.no_grad():
+        model.norm.weight.fill_(torch.nan)
+    with pytest.raises(InputError, match="not numbers"):
+        generate(model, [[5]], max_new_tokens=3, sampler=Sampler(temperature=0), generator=generator())
+
+
 def test_a_state_beyond_memory_is_refused_before_anything_is_allocated(monkeypatch):
     model = never_ending(tiny_model(tiny_config("A", 4)))
     started = count_calls(model, monkeypatch)
