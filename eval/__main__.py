@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from mezzotint.data.cli import run_command
-from mezzotint.eval import bound_parser, lm_eval_parser, report_parser, retrieval_parser, speed_parser
+from mezzotint.eval import bound_parser, caches_parser, lm_eval_parser, report_parser, retrieval_parser, speed_parser
 from mezzotint.models.errors import InputError
 
 EXAMPLES = """examples:
@@ -44,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_generate(commands)
     retrieval_parser.add_parser(commands)
     lm_eval_parser.add_parser(commands)
+    caches_parser.add_parser(commands)
     report_parser.add_parsers(commands)
     _add_doctor(commands)
     return parser

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from ..config import ModelConfig
 from ..denoiser import Denoiser
-from ..errors import InputError
 from .acache import segments_of
 from .canvas import Canvas
 from .fast_dllm import block_queries
-from .interface import Carry, Plan, Policy, Sight, bidirectional_only, require
+from .interface import Carry, Plan, Policy, Sight, bidirectional_only, require, require_prefix
 from .look import Look
 from .store import Hooks, alone
 
@@ -53,12 +52,14 @@ class BiCache(Policy):
     def without_object(self, config: ModelConfig, *, bidirectional: bool) -> str | None:
         return bidirectional_only(self.name, bidirectional)
 
+    def check(self, config: ModelConfig, spans: tuple[tuple[int, int], ...]) -> None:
+        require_prefix(self.name, spans)
+        most, total = max([self.layers, *(layers for _, layers in self.table)]), len(config.pattern)
+        require(most <= total, self.name, f"layers is {most}, but the model has {total}")
+
     def arrange(self, canvas: Canvas, hooks: Hooks) -> Canvas:
-        if len(canvas.spans) != 1 or canvas.spans[0][0] != 0:
-            raise InputError("policy bicache shares a prefix: name one part that starts at token 0")
         end, total = canvas.spans[0][1], len(canvas.first)
         layers = layers_for(100 * end / canvas.length, self.table) if self.table else self.layers
-        require(layers <= total, self.name, f"layers is {layers}, but the model has {total}")
         hooks.note(shared_layers=layers, prefix_tokens=end)
         if layers == 0:
             return canvas

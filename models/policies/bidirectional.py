@@ -66,7 +66,7 @@ def decode_canvas(
     require_object(model, policy, bidirectional=True)
     tokens = equal_prompts(model, prompts)
     check_canvas(new_tokens, block)
-    check_shared(policy, spans, tokens.shape[1])
+    check_shared(policy, model, spans, tokens.shape[1])
     began = _now(model)
     store = Store() if store is None else store
     store.bind(model)
@@ -132,12 +132,14 @@ def require_object(model: Denoiser, policy: Policy, *, bidirectional: bool) -> N
         raise InputError(sentence)
 
 
-def check_shared(policy: Policy, spans: tuple[tuple[int, int], ...], prompt_tokens: int) -> None:
+def check_shared(policy: Policy, model: Denoiser, spans: tuple[tuple[int, int], ...], prompt_tokens: int) -> None:
+    """InputError for shared parts that the prompt does not hold, are missing, or are none that this policy shares."""
     check_spans(spans, prompt_tokens)
     if policy.spans and not spans:
         raise InputError(f"policy {policy.name} shares parts of the prompts: name them (start and end token of each)")
     if spans and not policy.spans and policy.name != "none":
         raise InputError(f"policy {policy.name} shares no parts of prompts: leave the shared parts out")
+    policy.check(model.config, spans)
 
 
 def _now(model: Denoiser) -> float:

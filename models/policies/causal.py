@@ -53,7 +53,7 @@ def decode_blocks(
         raise InputError(f"a sub-block of {block} tokens does not divide a block of {size}")
     if new_tokens < 1:
         raise InputError(f"new_tokens is {new_tokens}; it must be at least 1")
-    check_shared(policy, spans, tokens.shape[1])
+    check_shared(policy, model, spans, tokens.shape[1])
     began = _now(model)
     store = Store() if store is None else store
     store.bind(model)

@@ -75,6 +75,9 @@ class Policy:
         """A sentence that says why this policy has nothing to do on such a model; None where it has."""
         raise NotImplementedError
 
+    def check(self, config: ModelConfig, spans: tuple[tuple[int, int], ...]) -> None:
+        """InputError where the parameters do not fit the model, or the shared parts are none that this policy shares."""
+
     def arrange(self, canvas: Canvas, hooks: Hooks) -> Canvas:
         """The canvas as it will be decoded: what of it stands outside, computed elsewhere or shared."""
         return canvas
@@ -111,6 +114,11 @@ class Policy:
 def require(condition: bool, policy: str, sentence: str) -> None:
     if not condition:
         raise InputError(f"policy {policy}: {sentence}")
+
+
+def require_prefix(policy: str, spans: tuple[tuple[int, int], ...]) -> None:
+    if len(spans) != 1 or spans[0][0] != 0:
+        raise InputError(f"policy {policy} shares a prefix: name one part that starts at token 0")
 
 
 def bidirectional_only(name: str, bidirectional: bool) -> str | None:

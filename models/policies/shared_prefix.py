@@ -10,7 +10,7 @@ from torch import Tensor
 from ..config import ModelConfig
 from ..errors import InputError
 from ..state import State
-from .interface import Plan, Policy, Sight, causal_only
+from .interface import Plan, Policy, Sight, causal_only, require_prefix
 from .none import PREFILL_TOKENS
 from .past import Past, past_of
 from .store import Hooks
@@ -31,10 +31,11 @@ class SharedPrefix(Policy):
     def without_object(self, config: ModelConfig, *, bidirectional: bool) -> str | None:
         return causal_only(self.name, bidirectional)
 
+    def check(self, config: ModelConfig, spans: tuple[tuple[int, int], ...]) -> None:
+        require_prefix(self.name, spans)
+
     def open(self, prompts: Tensor, hooks: Hooks) -> tuple[Past, Tensor]:
         spans, size = hooks.spans, hooks.model.config.block_length
-        if len(spans) != 1 or spans[0][0] != 0:
-            raise InputError("policy fork shares a prefix: name one part that starts at token 0")
         end = spans[0][1]
         if not bool((prompts[:, :end] == prompts[:1, :end]).all()):
             raise InputError(f"the prompts do not share their first {end} tokens: name a shorter prefix")

@@ -1,0 +1,156 @@
+"""Table and figure of a comparison of cache policies: what each costs and what it is worth, with intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mezzotint.eval.caches_plan import Cell
+from mezzotint.eval.intervals import mean_and_error, wilson
+from mezzotint.eval.plots import short_count
+
+HEADER = (
+    "| subject | policy | tokens | batch | n | tokens/s | speed-up | NFE | recomputed, tokens | of uncached | held, kB | "
+    "decisions | agreement | nats/token | correct |\n"
+    "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+)
+NOTE = (
+    "tokens/s: written tokens of all rows over all seconds, prompt and preparation included, mean over batches ± standard "
+    "error. speed-up: over `none` of the same cell. recomputed: tokens a sample that decoding ran through the layers; of "
+    "uncached: over what the same passes run without a cache of the canvas. held: the most bytes of keys, values, states "
+    "and shared parts, for the whole batch. decisions: share of the time spent in the policy. agreement: tokens equal to "
+    "those of `none`; nats/token: bound of what was written under the model itself; correct: questions answered, Wilson "
+    "95%. ± is one standard error over samples."
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One cell's figures; a mean stands with its standard error."""
+
+    cell: Cell
+    n: int
+    rate: tuple[float, float]
+    speed_up: tuple[float, float]
+    nfe: float
+    recomputed: float
+    share: float
+    peak_bytes: int
+    decisions: float
+    agreement: tuple[float, float]
+    nats: tuple[float, float]
+    correct: tuple[int, int] | None  # of how many
+
+
+def lines_of(cells: list[Cell], rows: dict[Cell, list[dict]]) -> list[Line]:
+    """Figures of every cell with rows that are `ok`."""
+    out = []
+    for cell in cells:
+        values = [row["values"] for row in rows[cell] if row["status"] == "ok"]
+        base = [row["values"] for row in rows.get(cell.baseline, []) if row["status"] == "ok"]
+        if not values:
+            continue
+        batches = {value["group"]: value for value in values}.values()
+        rates = [value["tokens_per_s"] for value in batches]
+        marked = [value["correct"] for value in values if value["correct"] is not None]
+        out.append(
+            Line(
+                cell=cell,
+                n=len(values),
+                rate=mean_and_error(rates),
+                speed_up=_ratio(batches_of(values), batches_of(base)),
+                nfe=_mean([value["nfe"] for value in batches]),
+                recomputed=_mean([value["tokens_recomputed"] for value in values]),
+                share=sum(v["tokens_recomputed"] for v in values) / sum(v["tokens_uncached"] for v in values),
+                peak_bytes=max(value["peak_bytes"] for value in values),
+                decisions=sum(v["decision_seconds"] for v in batches) / sum(v["seconds"] for v in batches),
+                agreement=mean_and_error([v["agreement"] for v in values if v["agreement"] is not None]),
+                nats=mean_and_error([v["nats"] / max(v["written_tokens"], 1) for v in values if v["nats"] is not None]),
+                correct=(sum(marked), len(marked)) if marked else None,
+            )
+        )
+    return out
+
+
+def batches_of(values: list[dict]) -> dict[int, float]:
+    """Tokens a second of every batch."""
+    return {value["group"]: value["tokens_per_s"] for value in values}
+
+
+def _ratio(ours: dict[int, float], theirs: dict[int, float]) -> tuple[float, float]:
+    """Mean and standard error of the batches' own ratios: both decoded the same prompts."""
+    return mean_and_error([rate / theirs[group] for group, rate in ours.items() if group in theirs])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return mean_and_error(values)[0]
+
+
+def table(lines: list[Line], sentences: list[str]) -> str:
+    """Markdown; what had no object below it."""
+    out = [HEADER]
+    for line in lines:
+        cell = line.cell
+        correct = "-"
+        if line.correct is not None:
+            low, high = wilson(*line.correct)
+            correct = f"{line.correct[0] / line.correct[1]:.3f} [{low:.3f}, {high:.3f}]"
+        out.append(
+            f"| {cell.subject.name} | {cell.spelled} | {short_count(cell.length)} | {cell.batch} | {line.n} | "
+            f"{with_error(line.rate, 1)} | {with_error(line.speed_up, 2)} | {line.nfe:.1f} | {line.recomputed:.0f} | "
+            f"{line.share:.3f} | {line.peak_bytes / 1000:.0f} | {line.decisions:.1%} | {with_error(line.agreement, 3)} | "
+            f"{with_error(line.nats, 3)} | {correct} |"
+        )
+    notes = [f"- {sentence}" for sentence in dict.fromkeys(sentences)]
+    return "\n".join([*out, "", NOTE, *(["", "Without an object:", *notes] if notes else [])])
+
+
+def with_error(value: tuple[float, float], digits: int) -> str:
+    mean, error = value
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:.{digits}f}" + ("" if math.isinf(error) else f" ± {error:.{digits}f}")
+
+
+def quality(line: Line) -> tuple[float, float, float]:
+    """What the figure shows upwards: questions answered where there are any, else agreement; with its lower, upper end."""
+    if line.correct is not None:
+        return (line.correct[0] / line.correct[1], *wilson(*line.correct))
+    mean, error = line.agreement
+    half = 0.0 if math.isinf(error) else 1.96 * error
+    return mean, max(0.0, mean - half), min(1.0, mean + half)
+
+
+def panels_of(lines: list[Line]) -> list[tuple[str, list[Line]]]:
+    """One panel a subject, length and batch."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        cell = line.cell
+        found.setdefault(f"{cell.subject.name}, {short_count(cell.length)}, batch {cell.batch}", []).append(line)
+    return list(found.items())
+
+
+def paint(axes: tuple, lines: list[Line]) -> None:
+    """Speed-up to the right, quality upwards; a policy's settings are joined in the order of their speed."""
+    for panel, (title, own) in zip(axes, panels_of(lines)):
+        for i, name in enumerate(dict.fromkeys(line.cell.policy.name for line in own)):
+            same = sorted((line for line in own if line.cell.policy.name == name), key=lambda line: line.speed_up[0])
+            points = [quality(line) for line in same]
+            panel.errorbar(
+                [line.speed_up[0] for line in same],
+                [mean for mean, _, _ in points],
+                xerr=[0.0 if math.isinf(line.speed_up[1]) else line.speed_up[1] for line in same],
+                yerr=[[mean - low for mean, low, _ in points], [high - mean for mean, _, high in points]],
+                fmt="o-" if len(same) > 1 else "o",
+                color=f"C{i % 10}",
+                capsize=2,
+                markersize=4,
+                linewidth=1,
+                label=name,
+            )
+        asked = own[0].correct is not None
+        panel.set(xscale="log", ylim=(-0.03, 1.03), xlabel="speed-up over none", title=title)
+        panel.set_ylabel("questions answered (95% Wilson)" if asked else "agreement with none (95%)")
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=7)

@@ -1,0 +1,210 @@
+"""`mezzotint-eval caches`: rows as they come, resumed to the same table, sweeps, both kinds of models, bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from support import generator, ordinary
+from tasks_support import byte_tokenizer
+
+from mezzotint.data.prepare import PrepareConfig, prepare
+from mezzotint.data.sources import SourceConfig
+from mezzotint.data.tokenizer import load_tokenizer
+from mezzotint.eval.__main__ import main
+from mezzotint.eval.bound import Draws
+from mezzotint.eval.caches_bound import written_bound
+from mezzotint.eval.caches_plan import Shared, parse_policies, parse_shared
+from mezzotint.models.config import preset
+from mezzotint.models.denoiser import Denoiser
+from mezzotint.models.policies.adapters import fresh_adapters
+from mezzotint.models.policies.table import spelled
+from mezzotint.models.weights import load_model, save_weights
+
+ROW = 64
+MQAR = ("--task", "mqar:pairs=2:queries=3", "--lengths", "48", "--samples", "4", "--draws", "2", "--block", "4")
+
+
+def release(folder: Path, pattern: str, *, block: int, seed: int = 0) -> Path:
+    byte_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
+    ids = {"mask_token_id": tokenizer.mask_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+    sizes = {"block_length": block, "chunk_length": block, "vocab_size": tokenizer.vocab_size}
+    config = preset("debug", "hybrid", pattern=pattern, **ids, **sizes)
+    save_weights(Denoiser(config, generator=torch.Generator().manual_seed(seed)), folder)
+    (folder / "training.yaml").write_text(f"data:\n  row_length: {ROW}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("caches")
+    release(folder / "row", "AA", block=ROW)
+    release(folder / "causal", "AA", block=8)
+    release(folder / "mamba", "MM", block=8)
+    (folder / "text.txt").write_text("def area(width, height):\n    return width * height\n" * 40)
+    source = SourceConfig(input=str(folder / "text.txt"))
+    prepare(PrepareConfig(tokenizer=str(folder / "row"), out=str(folder / "prepared"), source=source, workers=1))
+    return folder
+
+
+def run(capsys, *arguments: str) -> str:
+    """Run the command, which must succeed; the table it printed."""
+    assert main(["caches", *arguments]) == 0
+    printed = capsys.readouterr().out
+    return printed[: printed.index("written:")]
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [record for line in path.read_text().splitlines() if "key" in (record := json.loads(line))]
+
+
+def test_policies_of_both_kinds_of_models_become_one_table_and_one_figure(made, tmp_path, capsys):
+    out = tmp_path / "c.jsonl"
+    policies = ("fast:mode=prefix/dual", "entropy:threshold=-1/9:recent=2", "dllm", "drop:keep=1/0.5")
+    names = [str(made / name) for name in ("row", "causal", "mamba")]
+    command = (*names, "--policies", *policies, *MQAR, "--batch", "2", "--out", str(out))
+    text = run(capsys, *command)
+    rows = rows_of(out)
+    for row in rows:
+        identity, values = row["identity"], row["values"]
+        exact = identity["policy"] in ("none", "entropy:threshold=-1.0:recent=2", "drop:keep=1.0")
+        assert row["status"] == "ok" and (values["agreement"] == 1.0 or not exact)
+        assert values["nfe"] > 0 and values["peak_bytes"] >= 0 and values["nats"] > 0
+        assert values["correct"] in (True, False) and 0 <= values["part"] <= 1
+        assert values["effective"]["reveal"].startswith("Threshold")
+        assert (values["tokens_recomputed"] < values["tokens_uncached"]) == (identity["subject"] == "row" and not exact)
+    found = {(row["identity"]["subject"], row["identity"]["policy"]) for row in rows}
+    assert ("row", "fast") in found and ("causal", "fast") in found and ("causal", "drop") in found
+    assert len(rows) == 4 * (1 + 2 + 2 + 1 + 1 + 1 + 2 + 1)  # what has an object: on row, causal, mamba
+    assert "mamba: policy drop has no object on the pattern MM" in text and "causal: policy dllm has no object" in text
+    for suffix in (".md", ".csv", "-quality.png"):
+        assert out.with_name(f"c{suffix}").stat().st_size > 100
+    lines = out.read_text()
+    assert run(capsys, *command) == text and out.read_text() == lines
+
+
+def test_a_killed_run_goes_on_to_the_same_rows(made, tmp_path, capsys):
+    out = tmp_path / "c.jsonl"
+    command = (str(made / "row"), "--policies", "fast", *MQAR, "--batch", "2", "--out", str(out))
+    run(capsys, *command)
+    whole = rows_of(out)
+    kept = out.read_text().splitlines(keepends=True)
+    out.write_text("".join(kept[:6]) + kept[6][:20])  # the heading, five rows and a torn one
+    run(capsys, *command)
+    timed = ("seconds", "prepare_seconds", "decision_seconds", "tokens_per_s")
+    for row in (*whole, *(again := rows_of(out))):
+        for name in timed:
+            del row["values"][name]
+        del row["time"]
+    assert sorted(again, key=lambda row: row["key"]) == sorted(whole, key=lambda row: row["key"])
+
+
+def test_text_is_continued_and_a_shared_part_is_the_same_in_all_prompts(made, tmp_path, capsys):
+    adapters = tmp_path / "adapters.safetensors"
+    fresh_adapters(load_model(made / "row"), header=2, trailer=2).save(adapters)
+    out = tmp_path / "c.jsonl"
+    policies = ("acache:ratio=0/0.5", "packet", f"packet:adapters={adapters}", "polestar")
+    text = run(
+        capsys, str(made / "row"), "--policies", *policies, "--data", str(made / "prepared"), "--lengths", "40",
+        "--new-tokens", "12", "--samples", "4", "--batch", "4", "--block", "6", "--draws", "2",
+        "--shared", "infix=0.5", "--out", str(out),
+    )  # fmt: skip
+    rows = rows_of(out)
+    shared = {row["identity"]["policy"]: row["values"]["shared_tokens"] for row in rows}
+    assert shared["none"] == shared["polestar"] == 0 and shared["acache:ratio=0.0"] == 14  # once for four requests
+    packets = [count for name, count in shared.items() if name.startswith("packet")]
+    assert sorted(packets) == [14, 18]
+    assert all(row["values"]["correct"] is None and len(row["values"]["written"]) == 12 for row in rows)
+    assert "| row | acache:ratio=0.5 | 40 | 4 | 4 |" in text
+
+
+def test_a_prefix_of_text_is_forked_by_all_backbones(made, tmp_path, capsys):
+    out = tmp_path / "c.jsonl"
+    names = [str(made / name) for name in ("causal", "mamba")]
+    run(
+        capsys, *names, "--policies", "fork", "--data", str(made / "prepared"), "--lengths", "40", "--new-tokens", "12",
+        "--samples", "4", "--batch", "4", "--draws", "0", "--shared", "prefix=0.9", "--out", str(out),
+    )  # fmt: skip
+    for row in rows_of(out):
+        forked = row["identity"]["policy"] == "fork"
+        assert row["values"]["agreement"] == 1.0 and row["values"]["nats"] is None
+        assert row["values"]["shared_tokens"] == (24 if forked else 0)
+        assert row["values"]["prefill_tokens"] == (0 if forked else 24)
+
+
+def test_the_bound_of_what_was_written_is_that_of_the_model():
+    """One place that was written: its exact -log p from one pass; several: they are bounded block after block."""
+    for pattern, block in (("AA", 16), ("MA", 4)):
+        config = preset("debug", "hybrid", pattern=pattern, block_length=block, chunk_length=block, vocab_size=40)
+        model = Denoiser(config, generator=generator(1)).double()
+        tokens = ordinary(config, (11,), generator(2))
+        canvas = torch.zeros(1, block, dtype=torch.long)
+        first = 10 // block * block
+        canvas[0, : 10 - first] = tokens[first:10]
+        with torch.no_grad():
+            clean = tokens[None, :first]
+            logits = model(clean, canvas[:, None], torch.tensor([[first // block]]))[0, 0, 10 - first]
+            want = -float(logits.log_softmax(-1)[tokens[10]])
+        got = written_bound(model, tokens[:10].tolist(), tokens[10:].tolist(), draws=Draws(per_block=8), key="a")
+        assert math.isclose(got, want, rel_tol=1e-9)
+        prompt, written = tokens[:3].tolist(), tokens[3:].tolist()
+        assert written_bound(model, prompt, written, draws=Draws(per_block=8), key="a") > got
+
+
+def test_sweeps_and_shared_parts_are_read_from_their_options():
+    names = [spelled(policy) for policy in parse_policies(["entropy:threshold=0.1/2:recent=4/8", "none", "fast"])]
+    assert names[0] == "none" and names[-1] == "fast" and len(names) == 6
+    assert "entropy:threshold=2.0:recent=4" in names
+    assert parse_shared("prefix=0.5").span(9) == (0, 4)
+    assert parse_shared("suffix=0.5").span(9) == (5, 9)
+    assert parse_shared("infix=0.4") == Shared("infix", 0.4) and Shared("infix", 0.4).span(10) == (3, 7)
+    assert Shared("infix", 1.0).span(10) == (0, 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--policies", "fats"), "no cache policy 'fats'"),
+        (("--policies", "entropy:recent=-1"), "recent is -1"),
+        (("--policies", "acache"), "say which with --shared"),
+        (("--policies", "acache", "--shared", "middle=0.5"), "--shared is 'middle=0.5'"),
+        (("--policies", "acache", "--shared", "prefix=0"), "a share above 0"),
+        (("--policies", "bicache", "--shared", "infix=0.5"), "one part that starts at token 0"),
+        (("--policies", "bicache:layers=9", "--shared", "prefix=0.5"), "the model has 2"),
+        (("--policies", "fork", "--shared", "prefix=0.5"), "no object on a bidirectional model"),
+        (("--policies", "fork", "--shared", "prefix=0.5", "--kind", "block-causal", "--batch", "2"), "or --batch 1"),
+        (("--policies", "fast", "--batch", "3"), "no multiple of the batch 3"),
+        (("--policies", "fast", "--reveal", "first-hitting"), "draws at random"),
+        (("--policies", "fast", "--block", "0"), "--block is 0"),
+        (("--policies", "fast", "--data", "prepared"), "either --data"),
+        (
+            ("--policies", "packet:adapters=OTHER", "--shared", "prefix=0.5"),
+            "these adapters were trained for the model",
+        ),
+        (("--policies", "fast", "--lengths", "4"), "mqar cannot be made of 4 tokens"),
+    ],
+)
+def test_bad_input_is_told_in_a_sentence_with_exit_code_2(made, tmp_path, capsys, arguments, sentence):
+    other = tmp_path / "other.safetensors"
+    fresh_adapters(load_model(made / "causal")).save(other)
+    given = [argument.replace("OTHER", str(other)) for argument in arguments]
+    out = tmp_path / "c.jsonl"
+    assert main(["caches", str(made / "row"), *MQAR, *given, "--out", str(out)]) == 2
+    captured = capsys.readouterr()
+    told = captured.err.strip().splitlines()[-1]
+    assert told.startswith("error: ") and sentence in told and "Traceback" not in captured.err
+
+
+def test_models_that_do_not_say_their_kind_and_sub_blocks_are_refused(made, tmp_path, capsys):
+    shutil.copytree(made / "row", tmp_path / "row")
+    (tmp_path / "row" / "training.yaml").unlink()
+    out = ("--out", str(tmp_path / "c.jsonl"))
+    assert main(["caches", str(tmp_path / "row"), "--policies", "fast", *MQAR, *out]) == 2
+    assert "give --kind bidirectional or --kind block-causal" in capsys.readouterr().err
+    assert main(["caches", str(made / "causal"), "--policies", "fast", *MQAR, "--sub-block", "3", *out]) == 2
+    assert "--sub-block 3 does not divide the block of 8 tokens of causal" in capsys.readouterr().err
