@@ -11,6 +11,7 @@ from .config import ModelConfig
 from .layers import RMSNorm, rope_tables
 from .layout import Layout, document_starts
 from .ops.attention import attend_tiles
+from .ops.cuda_attention import RangePlan, attend_ranges, plan_ranges
 from .ops.rope import rotate
 from .ops.tiles import Tile, plan_tiles
 from .state import KVState
@@ -25,6 +26,7 @@ class AttentionPlan:
     noisy: list[Tile]
     rope: tuple[Tensor, Tensor] | None
     inner: list[Tile] | None = None  # noisy tokens among noisy tokens, where documents end inside a block
+    ranges: RangePlan | None = None  # in place of tiles on CUDA
 
 
 def plan_attention(config: ModelConfig, layout: Layout, *, cached: bool, device, dtype: torch.dtype) -> AttentionPlan:
@@ -37,15 +39,22 @@ def plan_attention(config: ModelConfig, layout: Layout, *, cached: bool, device,
     index = layout.clean_index()
     reach = torch.minimum(index + 1, layout.reached())  # invalid blocks look at what is there, and are seen by nobody
 
-    def tiles(blocks: Tensor, high: Tensor) -> list[Tile]:
+    def seen(blocks: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         start = layout.start_of(blocks)
-        low = torch.where(start == 0, 0, offset + start * size)
-        return plan_tiles(low, offset + high * size, block_length=size, device=device, dtype=dtype)
+        return torch.where(start == 0, 0, offset + start * size), offset + high * size
 
-    clean, noisy = tiles(index, reach), tiles(layout.frontiers, layout.frontiers)
+    streams = seen(index, reach), seen(layout.frontiers, layout.frontiers)
     rope = None
     if config.positions == "rope":
         rope = rope_tables(config, layout.positions().to(device), dtype)
+    if layout.inner is None:
+        low, high = (torch.cat(pair, dim=1) for pair in zip(*streams))
+        ranges = plan_ranges(
+            low, high, clean_blocks=layout.clean_blocks, block_length=size, cached=cached, device=device, dtype=dtype
+        )
+        if ranges is not None:
+            return AttentionPlan(layout, [], [], rope, ranges=ranges)
+    clean, noisy = (plan_tiles(*stream, block_length=size, device=device, dtype=dtype) for stream in streams)
     return AttentionPlan(layout, clean, noisy, rope, _inner_tiles(layout, device, dtype))
 
 
@@ -104,6 +113,9 @@ class Attention(nn.Module):
             if clean:
                 state.write(keys, values, layout.lengths, layout.reached()[:, 0] * size)
             keys, values = state.k, state.v
+        if plan.ranges is not None and q.shape[2]:
+            y = attend_ranges(q, k, v, keys, values, plan.ranges)
+            return self.o_proj(y.transpose(1, 2).flatten(2)), state
         parts = []
         if clean and layout.clean_output:
             queries = q[:, :, :clean].unflatten(2, (-1, size))

@@ -12,6 +12,7 @@ from .config import ModelConfig
 from .errors import InputError
 from .layers import RMSNorm
 from .layout import Layout, pick
+from .ops import fused_step
 from .ops.conv import block_conv
 from .ops.norm import gated_rms_norm
 from .ops.ssd import ssd
@@ -46,6 +47,12 @@ class Mamba2(nn.Module):
 
         Where the layout wants no clean outputs: -> (B, K*G, D).
         """
+        if state is not None and fused_step.takes(x, layout, state):
+            return fused_step.run(self, x, layout, state)
+        return self.general(x, layout, state)
+
+    def general(self, x: Tensor, layout: Layout, state: SSMState | None) -> tuple[Tensor, SSMState]:
+        """`forward` for every device and every layout."""
         config = self.config
         if layout.inner is not None:
             raise InputError("a document ends inside a block: Mamba layers need documents filled up to whole blocks")

@@ -142,6 +142,8 @@ def test_both_streams_through_flex_attention(size, heads):
     clean = dense(blocks[0][:, :, :4], keys, values, lo[:, :4], hi[:, :4], None)
     noisy = dense(blocks[0][:, :, 4:], keys, values, lo[:, 4:], hi[:, 4:], (blocks[1][:, :, 4:], blocks[2][:, :, 4:]))
     assert_close(found, torch.cat([clean, noisy], dim=2))
+    alone = flex_backend.attend(q[:, :, 4 * size :], k, v, plan).unflatten(2, (3, size))
+    assert_close(alone, noisy)
 
 
 def dense(q, k, v, lo, hi, own):

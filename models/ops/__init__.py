@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-from . import flash_cpu
+from . import (
+    causal_conv1d_backend,
+    flash_attn_backend,
+    flash_cpu,
+    flex_backend,
+    fused_step,
+    mamba_ssm_backend,
+    triton_checks,
+)
 
 
 @dataclass(frozen=True)
@@ -19,10 +27,28 @@ class Backend:
 
 
 def backends(device: torch.device) -> list[Backend]:
-    """Every backend of every op on `device`, the preferred one of an op first."""
+    """Every backend of every op on `device`, the preferred one of an op first.
+
+    attention: of training; cached attention: denoise, advance and prefill; mamba step: a Mamba layer's denoise, advance
+    or commit of one block; clean ssd: prefill; prefix read: chunks of several blocks, where nothing is differentiated. On
+    a CUDA device the first call runs every kernel there once, beside plain torch: what fails is declined with its error.
+    """
+    cached = flash_attn_backend.declined(device) or triton_checks.attend_declined(device)
     return [
         Backend("attention", "flash_cpu", flash_cpu.declined(device)),
+        Backend("attention", "flex_attention", flex_backend.declined(device)),
         Backend("attention", "softmax_tiles", None),
+        Backend("cached attention", "flash_cpu", flash_cpu.declined(device)),
+        Backend("cached attention", "flash_attn", cached),
+        Backend("cached attention", "triton", triton_checks.attend_declined(device)),
+        Backend("cached attention", "softmax_tiles", None),
+        Backend("mamba step", "triton", fused_step.declined(device)),
+        Backend("mamba step", "torch", None),
+        Backend("clean ssd", "mamba_ssm", mamba_ssm_backend.declined(device)),
+        Backend("clean ssd", "torch", None),
+        Backend("prefix read", "triton", triton_checks.read_declined(device)),
+        Backend("prefix read", "torch", None),
         Backend("ssd", "torch", None),
+        Backend("conv", "causal_conv1d", causal_conv1d_backend.declined(device)),
         Backend("conv", "torch", None),
     ]

@@ -7,12 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from . import causal_conv1d_backend
+
 
 def block_conv(u: Tensor, left: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """silu(causal conv) of blocks `u` (B, M, G, Ch) behind `left` (B, M, W-1, Ch); weight (Ch, W), bias (Ch).
 
     Token `i` sums taps `k` of `weight[:, k] * input[i - (W-1) + k]`, where inputs before the block come from `left`.
     """
+    if causal_conv1d_backend.takes(u, weight):
+        return causal_conv1d_backend.block_conv(u, left, weight, bias)
     return _BlockConv.apply(u, left, weight, bias)
 
 

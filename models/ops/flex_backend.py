@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .probe import Pair, failure
 
-try:
-    from torch.nn.attention.flex_attention import BlockMask, flex_attention
-
-    MISSING = None
-except ImportError as error:
-    MISSING = f"this torch has no FlexAttention ({error})"
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 STREAMS = slice(0, 4), slice(4, 8)  # of the check below
 TILE = 128  # queries and keys of a tile of the mask, the size that FlexAttention's kernels are built for
@@ -25,7 +23,8 @@ TILE = 128  # queries and keys of a tile of the mask, the size that FlexAttentio
 class FlexPlan:
     """What all attention layers of a training pass share; tokens are the clean ones and then those of the noisy blocks."""
 
-    mask: BlockMask
+    mask: BlockMask  # every token asks
+    noisy: BlockMask | None  # noisy tokens alone ask, as in a last layer
     compiled: bool
 
 
@@ -33,7 +32,7 @@ def declined(device: torch.device) -> str | None:
     """None if this backend serves `device`, else the reason in a sentence."""
     if device.type != "cuda":
         return f"on {device.type} FlexAttention has no backward pass and is slower than tiles"
-    return MISSING or _checked(device)
+    return _checked(device)
 
 
 @functools.cache
@@ -54,46 +53,61 @@ def plan_flex(
     own_lo, own_hi = torch.where(noisy, first, 0), torch.where(noisy, first + block_length, 0)
     ranges = [lo, hi, own_lo.expand_as(lo), own_hi.expand_as(lo)]
     tables = [t.to(torch.int32).repeat_interleave(block_length, dim=1).to(device) for t in ranges]
-
-    def visible(b, h, query, key):
-        low, high, mine, behind = (table[b, query] for table in tables)
-        return ((key >= low) & (key < high)) | ((key >= mine) & (key < behind))
-
-    some, whole = _tiles(tables, blocks * block_length)
-    partly = some & ~whole
-    mask = BlockMask.from_kv_blocks(
-        *_listed(partly), *_listed(whole), BLOCK_SIZE=TILE, mask_mod=visible,
-        seq_lengths=(blocks * block_length, blocks * block_length),
-    )  # fmt: skip
-    return FlexPlan(mask, compiled)
+    later = [t[:, clean_blocks * block_length :].contiguous() for t in tables]
+    tokens = blocks * block_length
+    return FlexPlan(_mask(tables, tokens), _mask(later, tokens) if clean_blocks < blocks else None, compiled)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan) -> Tensor:
-    """q (Bt, Hq, L, P), k, v (Bt, Hkv, L, P) of all tokens of the pass -> like q. A token that sees nothing gets zeros."""
-    kernel = _compiled() if plan.compiled else flex_attention
-    return kernel(q, k, v, block_mask=plan.mask, enable_gqa=q.shape[1] != k.shape[1])
+    """q (Bt, Hq, L, P), k, v (Bt, Hkv, L, P) of all tokens of the pass -> like q. A token that sees nothing gets zeros.
+
+    q may be that of the noisy tokens alone.
+    """
+    kernel = _compiled() if plan.compiled else _uncompiled()
+    mask = plan.mask if q.shape[2] == k.shape[2] else plan.noisy
+    return kernel(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _mask(tables: list[Tensor], keys: int) -> BlockMask:
+    """tables (Bt, L): keys [low, high) and [mine, behind) that each query sees, of `keys` in all."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    low, high, mine, behind = tables
+    some, whole = _tiles(tables, keys)
+
+    def visible(b, h, query, key):
+        cached = (key >= low[b, query]) & (key < high[b, query])
+        return cached | ((key >= mine[b, query]) & (key < behind[b, query]))
+
+    return BlockMask.from_kv_blocks(
+        *_listed(some & ~whole), *_listed(whole), BLOCK_SIZE=TILE, mask_mod=visible, seq_lengths=(low.shape[1], keys)
+    )
+
+
+def _uncompiled():
+    from torch.nn.attention.flex_attention import flex_attention  # half a second to import: only where it is used
+
+    return flex_attention
 
 
 @functools.cache
 def _compiled():
-    return torch.compile(flex_attention, dynamic=False)
+    return torch.compile(_uncompiled())  # lengths become symbols when a second one comes
 
 
-def _tiles(tables: list[Tensor], tokens: int) -> tuple[Tensor, Tensor]:
+def _tiles(tables: list[Tensor], keys: int) -> tuple[Tensor, Tensor]:
     """(Bt, tiles, tiles) bool: does any query of a tile see any key of another, and does every one see all of them?
 
     Queries and keys behind the last token are seen by nobody and see nothing, so that the last tiles are never whole.
     """
-    count = -(-tokens // TILE)
-    start = torch.arange(count, device=tables[0].device) * TILE
+    start = torch.arange(-(-keys // TILE), device=tables[0].device) * TILE
     low, high, mine, behind = (t[..., None] for t in tables)  # (Bt, L, 1)
     touches = (torch.maximum(low, start) < torch.minimum(high, start + TILE)) | (
         torch.maximum(mine, start) < torch.minimum(behind, start + TILE)
     )
     covers = (low <= start) & (high >= start + TILE)
-    missing = count * TILE - tokens
-    touches, covers = (torch.nn.functional.pad(t, (0, 0, 0, missing)) for t in (touches, covers))
-    touches, covers = (t.unflatten(1, (count, TILE)) for t in (touches, covers))
+    missing = -low.shape[1] % TILE
+    touches, covers = (F.pad(t, (0, 0, 0, missing)).unflatten(1, (-1, TILE)) for t in (touches, covers))
     return touches.any(2), covers.all(2)
 
 

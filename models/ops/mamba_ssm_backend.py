@@ -36,8 +36,11 @@ def _checked(device: torch.device) -> str | None:
 
 
 def takes(x: Tensor) -> bool:
-    """Whether these tensors go through mamba-ssm: a device that it serves, and not float64, which it computes in float32."""
-    return x.is_cuda and x.dtype != torch.float64 and declined(x.device) is None
+    """Whether blocks x go through mamba-ssm: a device that it serves, and not float64, which it computes in float32.
+
+    Training keeps `ssd_parts.in_block`: two scans over flipped copies move more bytes than its one (G, G) matrix a head.
+    """
+    return x.is_cuda and x.dtype != torch.float64 and not torch.is_grad_enabled() and declined(x.device) is None
 
 
 def in_block(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor | None) -> Tensor:

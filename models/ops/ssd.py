@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..layout import pick
+from . import mamba_ssm_backend, triton_checks
 from .ssd_parts import in_block, read_states, scan_states
 
 
@@ -47,6 +48,8 @@ def ssd(
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     dt = dt.to(wide)
+    if clean_blocks and not frontiers.shape[1] and clean_output and mamba_ssm_backend.takes(x):
+        return mamba_ssm_backend.clean_scan(x, dt, A, B, C, starts=starts[:, :clean_blocks], state=state, skip=skip)
     run = (dt[..., 0, :] * A.to(wide)).cumsum(2)  # n: (Bt, M, G, H)
     prefix = _Prefix(x, dt, run, B, starts, state.to(wide), clean_blocks, chunk_blocks)
     after = prefix.states[:, -1].to(state.dtype)
@@ -57,6 +60,8 @@ def ssd(
     batch = x.shape[:2]
     y = in_block(x.flatten(0, 1), dt.flatten(0, 1), A, B.flatten(0, 1), C.flatten(0, 1), skip).unflatten(0, batch)
     readers = [index for index in readers if index.shape[1]]
+    if readers and chunk_blocks > 1 and triton_checks.reads(x):
+        return prefix.read_fused(y, C, run, torch.cat(readers, dim=1)), after
     return (prefix.read(y, C, run.exp(), readers) if readers else y), after
 
 
@@ -112,6 +117,15 @@ class _Prefix:
         exponent = after[:, :, :, None] - run
         weights = exponent.masked_fill(~seen[..., None], -torch.inf).exp() * dt
         return weights, after[:, :, 0]
+
+    def read_fused(self, y: Tensor, C: Tensor, run: Tensor, frontiers: Tensor) -> Tensor:
+        """`read` by our Triton kernel; run = n (Bt, M, G, H)."""
+        from .triton_read import read_prefix
+
+        x, B, dt, before = (t.flatten(1, 2) for t in (self.x, self.B, self.dt, self.run))
+        starts = self.starts.gather(1, frontiers)
+        places = {"frontiers": frontiers, "starts": starts, "chunk_blocks": self.R}
+        return read_prefix(y, C, run, x, B, dt, before, self.states, **places)
 
     def read(self, y: Tensor, C: Tensor, decay: Tensor, readers: list[Tensor]) -> Tensor:
         """y plus what every block sees of its prefix; decay = exp(n) (Bt, M, G, H), readers: frontiers (Bt, m), M in all."""

@@ -41,7 +41,7 @@ def read_states(y: Tensor, C: Tensor, states: Tensor, scale: Tensor, indices: tu
 
 
 def _slabs(blocks: int, heads: int, size: int, device: torch.device) -> Iterator[slice]:
-    step = blocks if device.type != "cpu" else max(1, SLAB_ELEMENTS // (heads * size * size))
+    step = max(1, blocks if device.type != "cpu" else SLAB_ELEMENTS // (heads * size * size))
     for first in range(0, blocks, step):
         yield slice(first, min(first + step, blocks))
 
