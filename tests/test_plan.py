@@ -304,6 +304,23 @@ def test_what_does_not_fit_is_refused_with_what_does(overrides, gpus, gpu, word)
     assert mended(sentence, "3b_attention", *overrides, gpus=gpus, gpu=gpu)
 
 
+@pytest.mark.parametrize("frontiers", ["one", "all"])
+def test_many_rows_are_extrapolated_from_few(frontiers, monkeypatch):
+    p = a_pass("hybrid", frontiers, activations="selective", rows=24, row_length=256)
+    found = pass_bytes(p)
+    monkeypatch.setattr(plan_activations, "ROWS", (4, 99))
+    measured = plan_activations._measured.__wrapped__(p, "cuda")
+    monkeypatch.setattr(plan_activations, "_measured", lambda *_: measured)
+    assert found.peak == pytest.approx(pass_bytes(p).peak, rel=0.02)
+
+
+def test_a_refusal_of_what_is_far_off_is_quick():
+    plan_activations._measured.cache_clear()
+    begun = time.process_time()
+    assert "the nearest that fits is `micro_rows=" in refused("3b_mamba", "micro_rows=512")
+    assert time.process_time() - begun < 5
+
+
 def test_fewer_rows_are_named_before_anything_else():
     """The nearest setting is the largest that fits: twice as many rows are refused."""
     sentence = refused("3b_hybrid", "micro_rows=16")

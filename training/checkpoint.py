@@ -174,12 +174,12 @@ def set_aside(run: Path, step: int, say: Callable[[str], None]) -> None:
             aside = folder.with_name(folder.name + ".damaged")
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)
-    aside = sorted(damaged(run), key=step_of, reverse=True)
-    for folder in aside[1:]:
-        say(f"removing {folder} ({_megabytes(folder)}), damaged and older than {aside[0].name}")
+    kept = sorted(damaged(run), key=step_of, reverse=True)
+    for folder in kept[1:]:
+        say(f"removing {folder} ({_megabytes(folder)}), damaged and older than {kept[0].name}")
         shutil.rmtree(folder, ignore_errors=True)
-    if aside:
-        say(f"{aside[0]} ({_megabytes(aside[0])}) is damaged and stays only to be looked at: remove it when you like")
+    if kept:
+        say(f"{kept[0]} ({_megabytes(kept[0])}) is damaged and stays only to be looked at: remove it when you like")
 
 
 def damaged(run: Path) -> list[Path]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from mezzotint.training.plan_ledger import Ledger, kernels_of
 from mezzotint.training.plan_pass import Pass, Rows, micro_batch
 
 SAMPLES = (32, 48, 64)  # blocks of the rows that longer ones are extrapolated from
+ROWS = (4, 8)  # rows of the passes that larger ones are extrapolated from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,9 @@ class EdgeBytes:
     forward: float  # most while the loss is computed
     backward: float  # most in its backward pass
     pending: float  # gradient of tied weights, from the head's backward pass until the embedding's
+
+
+Bytes = TypeVar("Bytes", EdgeBytes, LayerBytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +100,39 @@ def pass_bytes(p: Pass, *, device: str = "cuda") -> PassBytes:
 @functools.lru_cache(maxsize=64)
 def _measured(p: Pass, device: str) -> tuple[EdgeBytes, dict[str, LayerBytes], LayerBytes]:
     """Bytes of the edge, of a layer of each kind, and of the last layer."""
+    if p.rows > ROWS[-1]:
+        return _more_rows(p, device)
     with kernels_of(device):
         edge = edge_bytes(p, micro_batch(p))
         inner = {letter: layer_bytes(p, letter, last=False) for letter in sorted(set(p.model.pattern[:-1]))}
         return edge, inner, layer_bytes(p, p.model.pattern[-1], last=True)
+
+
+def _more_rows(p: Pass, device: str) -> tuple[EdgeBytes, dict[str, LayerBytes], LayerBytes]:
+    """From passes of few rows: beyond them the bytes of a layer grow by the same amount with every row.
+
+    So do those of the edge, once its loss is computed in several pieces; before, they are measured.
+    """
+    few, many = (_measured(dataclasses.replace(p, rows=rows), device) for rows in ROWS)
+    size = p.model.block_length
+    pieces = -(-4 * p.objective.loss_chunk // (p.objective.slots(p.row_length // size) * size))  # rows of two of them
+    places = [n if n < p.rows else p.rows for n in (pieces, 2 * pieces)]
+    with kernels_of(device):
+        edges = [_edge(dataclasses.replace(p, rows=rows)) for rows in places]
+    edge = edges[-1] if p.rows in places else _by_rows(places, edges, p.rows)
+    inner = {k: _by_rows(ROWS, [few[1][k], many[1][k]], p.rows) for k in few[1]}
+    return edge, inner, _by_rows(ROWS, [few[2], many[2]], p.rows)
+
+
+@functools.lru_cache(maxsize=64)
+def _edge(p: Pass) -> EdgeBytes:
+    return edge_bytes(p, micro_batch(p))
+
+
+def _by_rows(places: Sequence[int], found: list[Bytes], rows: int) -> Bytes:
+    """The line through what was found at `places`, at so many rows."""
+    values = {f.name: _polynomial(places, [getattr(x, f.name) for x in found], rows) for f in fields(found[0])}
+    return type(found[0])(**values)
 
 
 def layer_bytes(p: Pass, letter: str, *, last: bool) -> LayerBytes:
@@ -232,7 +266,7 @@ def _arithmetic(p: Pass) -> Iterator[None]:
         yield
 
 
-def _polynomial(places: list[int], values: list[float], at: int) -> float:
+def _polynomial(places: Sequence[int], values: list[float], at: int) -> float:
     """The polynomial through (places, values), at `at` (Lagrange's form)."""
     total = 0.0
     for i, value in enumerate(values):

@@ -15,6 +15,7 @@ from mezzotint.training.plan_pass import Pass
 from mezzotint.training.plan_text import gigabytes
 from mezzotint.training.plan_work import Gpu
 
+FAR = 4  # times the usable bytes
 MOST_GPUS = 1024  # the search ends here
 
 
@@ -51,9 +52,14 @@ def refusal(setting: Setting, gpu: Gpu) -> str:
 def nearest(setting: Setting, gpu: Gpu) -> list[tuple[str, Memory]]:
     """Overrides that fit, and their memory: with fewer rows a pass, and with fewer activations kept.
 
-    Where neither helps, with both and a higher ZeRO stage; then with more GPUs; then with shorter rows.
+    What is FAR from fitting only needs an answer: fewer rows alone, where they do. Where neither helps, with both and a
+    higher ZeRO stage; then with more GPUs; then with shorter rows.
     """
-    found = [first for search in (_fewer_rows, _fewer_activations) if (first := _first(search(setting), gpu))]
+    far = setting.memory().peak > FAR * gpu.usable
+    found: list[tuple[str, Memory]] = []
+    for search in (_fewer_rows, _fewer_activations):
+        if not (far and found):
+            found += [first for first in [_first(search(setting), gpu)] if first]
     for last in (_higher_stage, _more_gpus, _shorter_rows):
         found = found or [first for first in [_first(last(setting), gpu)] if first]
     return found
