@@ -483,3 +483,15 @@ def test_two_runs_at_the_same_time_do_not_meet(launched, tmp_path):
     assert first.process.poll() is None
     (first.run / "STOP").touch()
     assert first.wait() == STOPPED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [TORCHRUN_SCRIPT, DEEPSPEED_SCRIPT], ids=["torchrun", "deepspeed"])
+def test_a_run_folder_relative_to_where_the_script_is_started(launched, tmp_path, script):
+    """With a slash inside: the scripts make a name of it for the launcher."""
+    one = launched(script, changes={"run": "runs/deep/run", "steps": 6}, **TWO)
+    one.run = tmp_path / "runs" / "deep" / "run"
+    assert one.wait(240) == DONE, one.out.read_text()
+    ended = outcome.read(one.run)
+    assert ended is not None and (ended.code, ended.step) == (DONE, 6)
+    assert "runs/deep/run: done after step 6" in one.out.read_text()
