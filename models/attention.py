@@ -106,7 +106,8 @@ class Attention(nn.Module):
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if plan.rope is not None:
-            q, k = rotate(q, tuple(map(layout.outputs, plan.rope))), rotate(k, plan.rope)
+            cos, sin = plan.rope
+            q, k = rotate(q, (layout.outputs(cos), layout.outputs(sin))), rotate(k, plan.rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H, L, P)
         keys, values = k[:, :, :clean], v[:, :, :clean]
         if state is not None:

@@ -97,6 +97,11 @@ def backward_scan_crosses_the_block(patch: Patch) -> None:
     patch_ssd(patch, change)
 
 
+def asked(t: Tensor, y: Tensor) -> Tensor:
+    """Of all blocks those that have outputs: in a last layer the noisy ones alone."""
+    return t[:, t.shape[1] - y.shape[1] :]
+
+
 def backward_decay_one_index_off(patch: Patch) -> None:
     """exp(sum over i+1..j) instead of i..j-1."""
 
@@ -104,7 +109,7 @@ def backward_decay_one_index_off(patch: Patch) -> None:
         forward, _, state = directions(ssd, x, dt, A, B, C, named)
         a = (dt[:, :, :, 1] * A)[..., None]
         _, backward, _ = directions(ssd, x * a.exp(), dt, A, B, C, named)
-        return forward + backward * (-a).exp(), state
+        return forward + backward * (-asked(a, forward)).exp(), state
 
     patch_ssd(patch, change)
 
@@ -113,7 +118,7 @@ def backward_scan_includes_the_token_itself(patch: Patch) -> None:
     def change(ssd, x, dt, A, B, C, named):
         y, state = ssd(x, dt, A, B, C, **named)
         itself = (B * C).sum(-1)[..., None, None] * dt[:, :, :, 1, :, None] * x
-        return y + itself, state
+        return y + asked(itself, y), state
 
     patch_ssd(patch, change)
 

@@ -9,9 +9,10 @@ from support import assert_close, assert_same_gradients, generator, gradients_of
 from torch import Tensor
 from torch.nn import functional as F
 
-from mezzotint.models.ops import tiles
+from mezzotint.models.ops import flash_cpu, products, tiles
 from mezzotint.models.ops.attention import block_attention, softmax_tiles
 from mezzotint.models.ops.conv import block_conv
+from mezzotint.models.ops.joined import attend
 
 # ---- attention ----------------------------------------------------------------------------------------------------
 
@@ -57,15 +58,60 @@ def test_block_attention(heads: int, kv_heads: int, noisy: bool, tile_tokens: in
 
 
 def check_attention(leaves: dict[str, Tensor], lo: Tensor, hi: Tensor, noisy: bool) -> None:
-    """Both CPU backends: the fused kernel, and the plain softmax that serves every device."""
+    """The fused kernel, products in slabs of all, of some heads and of some keys, and the readable form."""
     own = (leaves["own_k"], leaves["own_v"]) if noisy else None
     q, k, v = leaves["q"], leaves["k"], leaves["v"]
     expected = block_attention_oracle(q, k, v, lo, hi, own)
     gradients = gradients_of(leaves, [expected])
     plan = tiles.plan_tiles(lo, hi, block_length=q.shape[3], device=q.device, dtype=q.dtype)
-    for out in (block_attention(q, k, v, lo, hi, own), softmax_tiles(q, k, v, own, plan)):
+    assert_close(block_attention(q, k, v, lo, hi, own), expected)
+    for way in ("fused", "readable", 1 << 20, 50, 5):
+        out = by(way, q, k, v, plan, own)
         assert_close(out, expected)
         assert_same_gradients(gradients_of(leaves, [out]), gradients)
+
+
+def by(way: str | int, q: Tensor, k: Tensor, v: Tensor, plan: list[tiles.Tile], own=None) -> Tensor:
+    """Attention on the fused CPU kernel, in the readable form, or by products in slabs of so many scores."""
+    if way == "readable":
+        return softmax_tiles(q, k, v, own, plan)
+    if way == "fused":
+        return attend(q, k, v, plan, own, flash_cpu)
+    return attend(q, k, v, plan, own, _Slabs(way))
+
+
+class _Slabs:
+    """`products` with a size of slab, in the backward pass too."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __getattr__(self, name: str):
+        def call(*arguments, **options):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(products, "SLAB_ELEMENTS", {"cpu": self.size})
+                return getattr(products, name)(*arguments, **options)
+
+        return call
+
+
+@pytest.mark.parametrize("length", [40, 64, 200])
+def test_products_of_bfloat16_are_as_good_as_the_fused_kernels(length: int):
+    """Errors against float64 of outputs and gradients: scores are rounded once, as their factors are."""
+    g = generator(9)
+    q, k, v, grad = (torch.randn(2, 2, n, 64, generator=g) for n in (32, length, length, 32))
+    exact = results(flash_cpu, *(t.double() for t in (q, k, v, grad)))
+    halves = [t.bfloat16() for t in (q, k, v, grad)]
+    errors = [
+        [float((a.double() - b).norm() / b.norm()) for a, b in zip(results(kernel, *halves), exact)]
+        for kernel in (products, flash_cpu)
+    ]
+    assert all(mine <= 1.5 * fused and mine < 0.01 for mine, fused in zip(*errors)), errors
+
+
+def results(kernel, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> list[Tensor]:
+    out, lse = kernel.forward(q, k, v, None, blind=False)
+    return [out, *kernel.backward(grad, q, k, v, out, lse, None)]
 
 
 def test_a_block_that_sees_nothing_gets_zeros():
@@ -78,7 +124,8 @@ def test_a_block_that_sees_nothing_gets_zeros():
     for lo, hi in (([0, 3], [0, 6]), ([0, 0], [0, 0])):
         lo, hi = torch.tensor([lo]), torch.tensor([hi])
         plan = tiles.plan_tiles(lo, hi, block_length=3, device=q.device, dtype=q.dtype)
-        for out in (block_attention(q, k, v, lo, hi), softmax_tiles(q, k, v, None, plan)):
+        for way in ("fused", "readable", 1 << 20, 5):
+            out = by(way, q, k, v, plan) if plan else block_attention(q, k, v, lo, hi)
             assert not out[:, :, 0].any()
             if not out.requires_grad:
                 continue

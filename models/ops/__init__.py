@@ -37,11 +37,11 @@ def backends(device: torch.device) -> list[Backend]:
     return [
         Backend("attention", "flash_cpu", flash_cpu.declined(device)),
         Backend("attention", "flex_attention", flex_backend.declined(device)),
-        Backend("attention", "softmax_tiles", None),
+        Backend("attention", "products", None),
         Backend("cached attention", "flash_cpu", flash_cpu.declined(device)),
         Backend("cached attention", "flash_attn", cached),
         Backend("cached attention", "triton", triton_checks.attend_declined(device)),
-        Backend("cached attention", "softmax_tiles", None),
+        Backend("cached attention", "products", None),
         Backend("mamba step", "triton", fused_step.declined(device)),
         Backend("mamba step", "torch", None),
         Backend("clean ssd", "mamba_ssm", mamba_ssm_backend.declined(device)),

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import flash_cpu
+from . import flash_cpu, products
+from .joined import attend
 from .tiles import Tile, plan_tiles
 
 
@@ -29,13 +30,11 @@ def attend_tiles(q: Tensor, k: Tensor, v: Tensor, tiles: list[Tile], own: tuple[
     """block_attention for a plan of tiles, on the fastest kernel that takes these tensors."""
     if not tiles:
         return q.new_zeros(q.shape)
-    if flash_cpu.declined(q.device) is None:
-        return flash_cpu.attend(q, k, v, tiles, own)
-    return softmax_tiles(q, k, v, own, tiles)
+    return attend(q, k, v, tiles, own, products if flash_cpu.declined(q.device, q.dtype) else flash_cpu)
 
 
 def softmax_tiles(q, k, v, own, tiles: list[Tile]) -> Tensor:
-    """Any device and dtype: one product, softmax and product a tile; scores and their softmax in float32 or wider."""
+    """The readable form: one product, softmax and product a tile; scores and their softmax in float32 or wider."""
     size, kv_heads, scale = q.shape[3], k.shape[1], q.shape[-1] ** -0.5
     out = []
     for tile in tiles:

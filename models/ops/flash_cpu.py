@@ -1,130 +1,30 @@
-"""Block attention on torch's fused CPU kernel, the parts joined through their log-sum-exp."""
+"""Attention of one tile on torch's fused CPU kernel."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-
-from .tiles import Tile
-
-Pair = tuple[Tensor, Tensor]
 
 
-def declined(device: torch.device) -> str | None:
-    """None if this backend serves `device`, else the reason in a sentence."""
+def declined(device: torch.device, dtype: torch.dtype = torch.float32) -> str | None:
+    """None if this backend serves `device` and `dtype`, else the reason in a sentence."""
     if device.type != "cpu":
         return f"the fused CPU kernel does not run on {device.type}"
     if not hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward"):
         return f"torch {torch.__version__} has no fused CPU attention that returns its log-sum-exp"
+    if dtype.itemsize < 4:
+        return f"the fused CPU kernel is slower in {dtype} than products and a softmax"  # LOG.md has the figures
     return None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, tiles: list[Tile], own: Pair | None) -> Tensor:
-    """See `attention.block_attention`; q (Bt, Hq, M, G, P), k, v (Bt, Hkv, S, P), own (Bt, Hkv, M, G, P) twice."""
-    own_k, own_v = own if own is not None else (None, None)
-    return _FlashTiles.apply(q, k, v, own_k, own_v, tiles)
-
-
-class _Heads:
-    """Two foldings of (Bt, Hq, M, G, X): heads that share keys stand behind each other as rows of one query matrix."""
-
-    def __init__(self, q: Tensor, kv_heads: int) -> None:
-        self.kv, self.rep, self.M, self.G = kv_heads, q.shape[1] // kv_heads, q.shape[2], q.shape[3]
-
-    def part(self, t: Tensor, tile: Tile) -> Tensor:
-        """-> (Bt, Hkv, rep*m*G, X)."""
-        return t[:, :, tile.first : tile.last].unflatten(1, (self.kv, self.rep)).flatten(2, 4)
-
-    def unpart(self, t: Tensor) -> Tensor:
-        return t.unflatten(2, (self.rep, -1, self.G)).flatten(1, 2)
-
-    def own(self, t: Tensor) -> Tensor:
-        """-> (Bt, Hkv*M, rep*G, X): every block a matrix of its own."""
-        return t.unflatten(1, (self.kv, self.rep)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-
-    def unown(self, t: Tensor) -> Tensor:
-        return t.unflatten(1, (self.kv, self.M)).unflatten(3, (self.rep, self.G)).transpose(2, 3).flatten(1, 2)
-
-    def mask(self, tile: Tile) -> Tensor | None:
-        return tile.mask if tile.mask is None or self.rep == 1 else tile.mask.repeat(1, 1, self.rep, 1)
-
-
-def _keys(k: Tensor, v: Tensor, tile: Tile) -> Pair:
-    return k[:, :, tile.low : tile.high], v[:, :, tile.low : tile.high]
-
-
-def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Pair:
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, blind: bool) -> tuple[Tensor, Tensor]:
+    """See `products.forward`; queries that see no key get zeros, and the log-sum-exp 0."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, lse = kernel(q, k, v, 0.0, False, attn_mask=mask)
     return out, lse[..., None]
 
 
-def _backward(grad, q, k, v, out, lse, mask):
+def backward(grad, q, k, v, out, lse, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """See `products.backward`."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     return kernel(grad, q, k, v, out, lse[..., 0], 0.0, False, attn_mask=mask)
-
-
-def _join(seen: Pair, own: Pair | None, empty: Tensor | None) -> Pair:
-    """One softmax out of two parts (out, lse): (Bt, Hq, m, G, P) and (Bt, Hq, m, G, 1); `empty` parts count nothing."""
-    out, lse = seen
-    if own is None:
-        return out, lse  # the kernel gives queries without a key zeros, and lse 0, which its backward needs finite
-    if empty is not None:
-        lse = lse.masked_fill(empty[..., None, None], -torch.inf)
-    both = torch.logaddexp(lse, own[1])
-    return out * (lse - both).exp() + own[0] * (own[1] - both).exp(), both
-
-
-class _FlashTiles(torch.autograd.Function):
-    """The kernel's backward needs only the joined output and log-sum-exp, so every part is recomputed by itself."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, own_k, own_v, tiles: list[Tile]) -> Tensor:
-        heads = _Heads(q, k.shape[1])
-        own: Pair | None = None
-        if own_k is not None:
-            alone = _forward(heads.own(q), own_k.flatten(1, 2), own_v.flatten(1, 2), None)
-            own = heads.unown(alone[0]), heads.unown(alone[1])
-        outs, lses = [], []
-        for tile in tiles:
-            part = slice(tile.first, tile.last)
-            mine = None if own is None else (own[0][:, :, part], own[1][:, :, part])
-            if tile.high > tile.low:
-                seen = _forward(heads.part(q, tile), *_keys(k, v, tile), heads.mask(tile))
-                out, lse = _join((heads.unpart(seen[0]), heads.unpart(seen[1])), mine, tile.empty)
-            elif mine is not None:
-                out, lse = mine
-            else:
-                out = torch.zeros_like(q[:, :, part])
-                lse = out.new_zeros(*out.shape[:-1], 1, dtype=torch.promote_types(q.dtype, torch.float32))
-            outs.append(out.to(q.dtype))
-            lses.append(lse)
-        out, lse = (outs[0], lses[0]) if len(outs) == 1 else (torch.cat(outs, 2), torch.cat(lses, 2))
-        ctx.save_for_backward(q, k, v, own_k, own_v, out, lse)
-        ctx.tiles = tiles
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        q, k, v, own_k, own_v, out, lse = ctx.saved_tensors
-        heads = _Heads(q, k.shape[1])
-        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        down_k = down_v = None
-        if own_k is not None:
-            grad_own, q_own, out_own, lse_own = (heads.own(t) for t in (grad, q, out, lse))
-            keys, values = own_k.flatten(1, 2), own_v.flatten(1, 2)
-            mine, down_k, down_v = _backward(grad_own, q_own, keys, values, out_own, lse_own, None)
-            dq += heads.unown(mine)
-            down_k, down_v = down_k.view_as(own_k), down_v.view_as(own_v)
-        for tile in ctx.tiles:
-            if tile.high == tile.low:
-                continue
-            grad_part, q_part, out_part, lse_part = (heads.part(t, tile) for t in (grad, q, out, lse))
-            keys, values = _keys(k, v, tile)
-            seen, tile_dk, tile_dv = _backward(grad_part, q_part, keys, values, out_part, lse_part, heads.mask(tile))
-            dq[:, :, tile.first : tile.last] += heads.unpart(seen)
-            dk[:, :, tile.low : tile.high] += tile_dk
-            dv[:, :, tile.low : tile.high] += tile_dv
-        return dq, dk, dv, down_k, down_v, None
