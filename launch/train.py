@@ -23,6 +23,9 @@ EXAMPLES = """examples:
   mezzotint-train status runs/demo/runs/mamba         # one run at a glance; several as a table
   mezzotint-train plot runs/demo/runs/* --out curves.png
 
+  # soft tokens for documents computed alone, on a frozen release
+  mezzotint-train adapters release/ --data prepared/ --run runs/adapters
+
 A run resumes from the newest complete checkpoint in its run folder. SIGTERM, SIGUSR1, Ctrl-C or a file STOP in the run
 folder finish the step, save and end the run. Exit codes: 0 done, 1 crashed, 2 bad input, 85 stopped and saved,
 86 loss or gradient not finite too often, 87 a rank hung. Launchers replace them; outcome.json in the run folder does not."""
@@ -32,7 +35,11 @@ RAW = argparse.RawDescriptionHelpFormatter
 def main() -> int:
     """Run `mezzotint-train`; the exit code is 2 on bad input, after one sentence."""
     words = sys.argv[1:]
-    looks = {"status": (_status_parser, _status), "plot": (_plot_parser, _plot)}
+    looks = {
+        "status": (_status_parser, _status),
+        "plot": (_plot_parser, _plot),
+        "adapters": (_adapters_parser, _adapters),
+    }
     make_parser, run = looks.get(words[0], (_parser, _train)) if words else (_parser, _train)
     parser = make_parser()
     options, rest = parser.parse_known_args(words[1:] if run is not _train else words)
@@ -88,6 +95,13 @@ def _plot(options: argparse.Namespace) -> int:
     return 0
 
 
+def _adapters(options: argparse.Namespace) -> int:
+    from mezzotint.training.adapters import AdaptersConfig, train_adapters
+
+    given = {name: value for name, value in vars(options).items() if value is not None and name != "local_rank"}
+    return train_adapters(AdaptersConfig(**given))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("mezzotint-train", description=ABOUT, epilog=EXAMPLES, formatter_class=RAW)
     parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe in launch/recipes/, or a YAML file")
@@ -127,6 +141,37 @@ def _plot_parser() -> argparse.ArgumentParser:
     parser.add_argument("run", nargs="+", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--out", type=Path, default=Path("curves.png"), help="the PNG file (default curves.png)")
     parser.add_argument("--x", choices=("tokens", "steps"), default="tokens", help="what they are drawn against")
+    return parser
+
+
+def _adapters_parser() -> argparse.ArgumentParser:
+    about = (
+        "Train soft tokens that stand around documents computed alone (KV Packet), by self-distillation: the release, whose "
+        "weights stay as they are to the bit, is taught to say with them what it says when it reads all documents together. "
+        "The same command goes on where it stopped; RUN/adapters.safetensors is there at the end."
+    )
+    parser = argparse.ArgumentParser("mezzotint-train adapters", description=about)
+    parser.add_argument("release", metavar="RELEASE", help="release folder of an attention denoiser")
+    parser.add_argument(
+        "--data", required=True, metavar="FOLDER", help="prepared folder; a row is documents, then a text"
+    )
+    parser.add_argument("--run", required=True, metavar="FOLDER", help="run folder: checkpoints, and the adapters")
+    numbers = {
+        "steps": "optimizer steps (default 300)",
+        "rows-per-step": "rows of a step, over all ranks (default 16)",
+        "micro-rows": "rows of one pass (default 16)",
+        "row-length": "tokens of a row (default 256)",
+        "documents": "documents of a row (default 2)",
+        "header": "soft tokens before a document (default 8)",
+        "trailer": "soft tokens behind it (default 8)",
+        "seed": "of soft tokens, masks and the order of rows (default 0)",
+        "every": "steps between checkpoints (default 100)",
+    }
+    for name, text in numbers.items():
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=text)
+    parser.add_argument("--share", type=float, metavar="S", help="of a row that documents take (default 0.5)")
+    parser.add_argument("--lr", type=float, metavar="LR", help="at the start; falls linearly to 0 (default 5e-4)")
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=None, help=argparse.SUPPRESS)
     return parser
 
 

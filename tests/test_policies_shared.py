@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from support import assert_close, generator, ordinary, tiny_config, tiny_model
@@ -11,15 +13,18 @@ from mezzotint.models.errors import InputError
 from mezzotint.models.policies.acache import ACache
 from mezzotint.models.policies.adapters import fresh_adapters, load_adapters
 from mezzotint.models.policies.bicache import BiCache
-from mezzotint.models.policies.bidirectional import decode_canvas
+from mezzotint.models.policies.bidirectional import decode_canvas, make_canvas, new_canvas
 from mezzotint.models.policies.causal import decode_blocks
+from mezzotint.models.policies.cost import Cost
 from mezzotint.models.policies.drop_kv import DropKV
 from mezzotint.models.policies.entropy_cache import EntropyCache
+from mezzotint.models.policies.interface import Plan, Sight
 from mezzotint.models.policies.kv_packet import KVPacket
 from mezzotint.models.policies.none import NoCache
 from mezzotint.models.policies.polestar import Polestar
 from mezzotint.models.policies.shared_prefix import SharedPrefix
-from mezzotint.models.policies.store import Store
+from mezzotint.models.policies.step import make_frame, run_step
+from mezzotint.models.policies.store import Hooks, Store
 from mezzotint.models.policies.table import POLICIES, parse_policy, spelled
 from mezzotint.models.reveal import Sampler, Threshold, TopK
 
@@ -110,10 +115,6 @@ def test_an_affix_is_computed_once_and_held_once_by_all_requests():
 
 
 def test_anchors_are_private_and_differ_between_requests():
-    from mezzotint.models.policies.bidirectional import make_canvas, new_canvas
-    from mezzotint.models.policies.cost import Cost
-    from mezzotint.models.policies.store import Hooks
-
     model = row_model()
     tokens = torch.tensor(prompts_of(model, 6, shared=10))
     canvas = make_canvas(model, tokens, new_canvas(model, len(tokens), ROW - PROMPT, None), block=8, spans=PREFIX)
@@ -126,6 +127,36 @@ def test_anchors_are_private_and_differ_between_requests():
         anchors = (~seen[row]).nonzero()[:, 0].tolist()
         assert arranged.positions[row, :3].tolist() == anchors
         assert arranged.tokens[row, :3].tolist() == tokens[row, anchors].tolist()
+
+
+@pytest.mark.parametrize("spans", [PREFIX, INFIX, SUFFIX], ids=["prefix", "infix", "suffix"])
+def test_more_anchors_bring_the_logits_nearer_to_full_recomputation(spans):
+    """Between direct reuse (ratio 0) and the exact canvas (ratio 1), over models and prompts that share nothing."""
+    errors = {ratio: 0.0 for ratio in (0.0, 0.25, 0.5, 0.75, 1.0)}
+    for seed in range(4):
+        model = row_model(seed=seed)
+        prompts = ordinary(model.config, (16, PROMPT), generator(seed))
+        want = first_logits(model, NoCache(), prompts, ())
+        for ratio in errors:
+            got = first_logits(model, ACache(ratio=ratio, refresh=1), prompts, spans)
+            errors[ratio] += float((got.softmax(-1) - want.softmax(-1)).abs().sum())
+    found = list(errors.values())
+    assert all(more > less for more, less in pairwise(found)), found
+    assert found[-1] < 1e-8
+
+
+def first_logits(model, policy, prompts, spans):
+    """Logits of all masks at the first step, but for the two tokens that are never predicted."""
+    canvas = make_canvas(model, prompts, new_canvas(model, len(prompts), 16, None), block=16, spans=spans)
+    with torch.no_grad():
+        canvas = policy.arrange(canvas, Hooks(model, Store(), Cost(layers=3), spans))
+        masked = canvas.tokens == 0
+        steps = torch.zeros(len(prompts), dtype=torch.long)
+        block = slice(canvas.start, canvas.length)
+        sight = Sight(masked, steps == 0, block, canvas.response, steps, steps, 0, 3)
+        frame = make_frame(model, canvas, policy, Cost(layers=3))
+        hidden, _ = run_step(frame, canvas.tokens, sight, Plan(sight.everything()), None)
+        return model.logits(hidden)[..., [1, *range(3, 40)]]
 
 
 def test_rows_with_affixes_of_their_own_are_held_apart():

@@ -72,7 +72,7 @@ def decode_blocks(
     blank = F.pad(blank, (0, -blank.shape[1] % size), value=config.mask_token_id)
     written = []
     for first in range(0, blank.shape[1], size):
-        canvas = _canvas(model, blank[:, first : first + size], past, block, response=max(left - first, 0))
+        canvas = make_block(model, blank[:, first : first + size], past, block, response=max(left - first, 0))
         written.append(reveal_canvas(model, canvas, policy, how, cost))
         if first + size < blank.shape[1]:
             commit(model, written[-1], past)
@@ -92,7 +92,7 @@ def decode_blocks(
     return Decoded(new.tolist(), cost, config.eos_token_id)
 
 
-def _canvas(model: Denoiser, tokens: Tensor, past: Past, block: int, *, response: int) -> Canvas:
+def make_block(model: Denoiser, tokens: Tensor, past: Past, block: int, *, response: int) -> Canvas:
     """The next frontier block (B, G), whose first `response` tokens are what the prompt left."""
     size, layers = model.config.block_length, len(model.config.pattern)
     return Canvas(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
+from ..denoiser import Denoiser
 from .adapters import Adapters
 from .canvas import Canvas
 from .forward import tables_of
@@ -50,7 +51,13 @@ class KVPacket(Policy):
         }
 
     def arrange(self, canvas: Canvas, hooks: Hooks) -> Canvas:
-        packets = self.packets(canvas.tokens, canvas.spans, hooks, block=None)
+        return self.placed(canvas, self.packets(canvas.tokens, canvas.spans, hooks, block=None), hooks)
+
+    def open(self, prompts: Tensor, hooks: Hooks) -> tuple[Past, Tensor]:
+        return self.opened(prompts, self.packets(prompts, hooks.spans, hooks, block=block_of(hooks.model)), hooks)
+
+    def placed(self, canvas: Canvas, packets: list[Packet], hooks: Hooks) -> Canvas:
+        """A bidirectional canvas without its documents, the packets in their places."""
         own = torch.ones(canvas.length, dtype=torch.bool)
         starts, moved, gained = [], canvas.positions.clone(), 0
         for (start, stop), packet in zip(canvas.spans, packets):
@@ -69,8 +76,8 @@ class KVPacket(Policy):
             outside=self._segments(packets, starts, hooks),
         )
 
-    def open(self, prompts: Tensor, hooks: Hooks) -> tuple[Past, Tensor]:
-        packets = self.packets(prompts, hooks.spans, hooks, block=hooks.model.config.block_length)
+    def opened(self, prompts: Tensor, packets: list[Packet], hooks: Hooks) -> tuple[Past, Tensor]:
+        """The past that starts with the packets, and the tokens of block-causal prompts that are no document's."""
         starts = [sum(packet.tokens for packet in packets[:number]) for number in range(len(packets))]
         past = hooks.empty_past(len(prompts))
         for index, parts in enumerate(self._segments(packets, starts, hooks)):
@@ -88,7 +95,7 @@ class KVPacket(Policy):
     ) -> list[Packet]:
         """The packet of every part, of all rows where they agree, else of each row."""
         if self.adapters is not None:
-            self.adapters.check(hooks.model)
+            hooks.store.check(self.adapters, hooks.model)
         name = ("packet", None if self.adapters is None else self.adapters.fingerprint)
         return [
             hooks.stacked(
@@ -99,10 +106,7 @@ class KVPacket(Policy):
 
     def wrapped(self, document: Tensor, hooks: Hooks) -> Tensor:
         """(1, m, D): the embedded document (n,) between header and trailer."""
-        h = hooks.model.embed(document)
-        if self.adapters is not None:
-            h = torch.cat([self.adapters.header.to(h), h, self.adapters.trailer.to(h)])
-        return h[None]
+        return wrap(hooks.model.embed(document[None]), self.adapters)
 
     def _segments(self, packets: list[Packet], starts: list[int], hooks: Hooks) -> tuple[tuple[Segment, ...], ...]:
         tables = [
@@ -116,3 +120,16 @@ class KVPacket(Policy):
 
     def plan(self, sight: Sight, state: Any) -> tuple[Plan, Any]:
         return Plan(sight.everything()), state
+
+
+def wrap(h: Tensor, adapters: Adapters | None) -> Tensor:
+    """Embedded documents h (B, n, D) between header and trailer."""
+    if adapters is None:
+        return h
+    header, trailer = (part.to(h).expand(len(h), -1, -1) for part in (adapters.header, adapters.trailer))
+    return torch.cat([header, h, trailer], dim=1)
+
+
+def block_of(model: Denoiser) -> int:
+    """Tokens of a block in which a block-causal model reads a document."""
+    return model.config.block_length

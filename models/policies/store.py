@@ -10,6 +10,7 @@ from torch import Tensor
 from ..denoiser import Denoiser
 from ..errors import InputError
 from ..state import State
+from .adapters import Adapters
 from .cost import Cost
 from .forward import Tables, attend, attention_of, finish, is_attention, layers_of, project, rotated, tables_of
 from .memory import Segment
@@ -66,12 +67,19 @@ class Store:
     packets: dict[tuple, Packet] = field(default_factory=dict)
     states: dict[tuple, State] = field(default_factory=dict)
     owner: Denoiser | None = None
+    checked: set[str] = field(default_factory=set)  # fingerprints of adapters that are known to be the owner's
 
     def bind(self, model: Denoiser) -> None:
         """InputError for a store that holds what another model computed."""
         if self.owner is not None and self.owner is not model:
             raise InputError("this store holds keys and values of another model; make a Store for each model")
         self.owner = model
+
+    def check(self, adapters: Adapters, model: Denoiser) -> None:
+        """InputError for adapters of another model; the weights are hashed only once."""
+        if adapters.fingerprint not in self.checked:
+            adapters.check(model)
+            self.checked.add(adapters.fingerprint)
 
     def clear(self) -> None:
         self.packets.clear()
