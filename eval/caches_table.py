@@ -150,7 +150,9 @@ def paint(axes: tuple, lines: list[Line]) -> None:
                 label=name,
             )
         asked = own[0].correct is not None
-        panel.set(xscale="log", ylim=(-0.03, 1.03), xlabel="speed-up over none", title=title)
+        panel.set(ylim=(-0.03, 1.03), xlabel="speed-up over none", title=title)
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}x")
         panel.set_ylabel("questions answered (95% Wilson)" if asked else "agreement with none (95%)")
         panel.grid(alpha=0.3)
         panel.legend(fontsize=7)

@@ -20,7 +20,7 @@ from mezzotint.models.policies.fast_dllm import block_queries
 from mezzotint.models.policies.forward import attend
 from mezzotint.models.policies.interface import Sight
 from mezzotint.models.policies.look import Delta, Scene
-from mezzotint.models.policies.memory import Segment
+from mezzotint.models.policies.memory import Pick, Segment
 from mezzotint.models.policies.past import KVPast
 from mezzotint.models.policies.polestar import divergence, in_clusters, means, spherical_clusters
 from mezzotint.models.policies.store import Hooks, Store
@@ -316,7 +316,9 @@ def test_eviction_keeps_the_highest_pooled_scores_and_the_last_tokens_per_head()
     q, k, v = rand(1, 4, 4, 6), rand(1, 12, 2, 6, seed=1), rand(1, 12, 2, 6, seed=2)
     inside = Segment(rand(1, 4, 2, 6, seed=3), rand(1, 4, 2, 6, seed=4))
     past = KVPast((Segment(k[:, :7], v[:, :7]),), k.clone()[:, 7:], v.clone()[:, 7:], used=5)
-    scene = Scene(0, q, past, inside, 12, Cost(layers=1))
+    sight = sight_of(torch.ones(1, 4) > 0, slice(0, 4), step=[0])
+    columns = Pick.of(sight.everything())
+    scene = Scene(0, q, columns, past.segments(), inside, past, 12, sight, Cost(layers=1))
     kept = DropKV(keep=0.5, kernel=3, protect=2).evict(scene)
     assert kept.tokens == 6 and kept.used == 0
     found = attend(q, [Segment(k, v), inside], weights=True)

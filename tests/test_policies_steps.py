@@ -20,8 +20,10 @@ from mezzotint.models.policies.canvas import Canvas
 from mezzotint.models.policies.cost import Cost
 from mezzotint.models.policies.dllm_cache import DLLMCache
 from mezzotint.models.policies.fast_dllm import FastDLLM
+from mezzotint.models.policies.forward import attend
 from mezzotint.models.policies.interface import Plan, Policy, Sight
 from mezzotint.models.policies.kv_packet import KVPacket
+from mezzotint.models.policies.memory import Segment
 from mezzotint.models.policies.polestar import Polestar
 from mezzotint.models.policies.step import make_frame, run_step
 from mezzotint.models.policies.store import Hooks, Store
@@ -186,6 +188,85 @@ def test_polestar_that_is_never_due_is_a_dual_cache():
     assert got.tokens == want.tokens and got.cost.token_layers == want.cost.token_layers
     often = decode_canvas(model, prompts, policy=Polestar(clusters=4, min_last=0), **asked)
     assert often.cost.token_layers > got.cost.token_layers and often.tokens != got.tokens
+
+
+# -- policies of files to come ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterReuse(Policy):
+    """Like FlashBlock: what a block sees outside of it is attended to at its first step (or every one), then reused."""
+
+    name: ClassVar[str] = "outer"
+    attends: ClassVar[bool] = True
+    every_step: bool = False
+
+    def without_object(self, config, *, bidirectional: bool):
+        return None
+
+    def begin(self, canvas: Canvas, sight: Sight):
+        return {}
+
+    def plan(self, sight: Sight, state: Any):
+        first = sight.block_step == 0
+        return Plan(first[:, None] | sight.columns(sight.block.start, sight.block.stop)), state
+
+    def attention(self, scene, state: Any):
+        block, inside = scene.sight.block, scene.inside
+        low, high = block.start, block.stop
+        q = scene.q if scene.q.shape[1] == high - low else scene.q[:, block]
+        around = [
+            Segment(inside.k[:, a:b], inside.v[:, a:b]) for a, b in ((0, low), (high, inside.k.shape[1])) if b > a
+        ]
+        if scene.layer not in state or self.every_step or int(scene.sight.block_step[0]) == 0:
+            state = state | {scene.layer: attend(q, around, weights=True)}
+        parts = [state[scene.layer], attend(q, [Segment(inside.k[:, block], inside.v[:, block])], weights=True)]
+        share = torch.stack([part.lse for part in parts]).softmax(dim=0).transpose(2, 3)[..., None]
+        own = sum(part.y * weight for part, weight in zip(parts, share))
+        if q is scene.q:
+            return own, state
+        return torch.cat(
+            [attend(scene.q, [inside]).y[:, :low], own, attend(scene.q, [inside]).y[:, high:]], dim=1
+        ), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout(Policy):
+    """Like d2-Cache: attention rows of all layers are multiplied up while a step runs."""
+
+    name: ClassVar[str] = "rollout"
+    attends: ClassVar[bool] = True
+
+    def plan(self, sight: Sight, state: Any):
+        return Plan(sight.everything()), torch.eye(sight.length, dtype=torch.float64)[None]
+
+    def attention(self, scene, state: Any):
+        found = attend(scene.q, [*scene.outside, scene.inside], weights=True)
+        mixed = found.weights.mean(dim=1) + torch.eye(scene.q.shape[1], dtype=torch.float64)
+        return found.y, (mixed / mixed.sum(dim=-1, keepdim=True)) @ state
+
+
+def test_attention_may_be_put_together_from_parts_that_are_kept():
+    model = tiny_model(tiny_config("AAA", 32)).eval()
+    prompts = ordinary(model.config, (1, 10), generator(7)).tolist()
+    asked = {"new_tokens": 16, "block": 4, "reveal": Threshold(confidence=0.3)}
+    dual = decode_canvas(model, prompts, policy=FastDLLM(mode="dual"), **asked)
+    assert decode_canvas(model, prompts, policy=OuterReuse(every_step=True), **asked).tokens == dual.tokens
+    assert decode_canvas(model, prompts, policy=OuterReuse(), **asked).tokens != dual.tokens
+
+
+def test_attention_rows_of_all_layers_are_there_for_who_asks():
+    model, policy = model_of(), Rollout()
+    canvas = canvas_of(model)
+    frame = make_frame(model, canvas, policy, Cost(layers=LAYERS))
+    sight = sight_of(canvas, canvas.tokens, 0)
+    plan, state = policy.plan(sight, None)
+    with torch.no_grad():
+        hidden, rollout = run_step(frame, canvas.tokens, sight, plan, state)
+        want, _ = run_step(make_frame(model, canvas, FastDLLM(), Cost(layers=LAYERS)), canvas.tokens, sight, plan, None)
+    assert_close(hidden, want)
+    assert rollout.shape == (1, LENGTH, LENGTH)
+    assert_close(rollout.sum(-1), torch.ones(1, LENGTH, dtype=torch.float64))
 
 
 # -- parts outside of the canvas -------------------------------------------------------------------------------------

@@ -34,7 +34,8 @@ Both run through the same parts:
 | drop | drop_kv.py | block-causal | the committed keys that matter most | keep 1 |
 
 A policy of a file to come has these hooks: queries at any positions (step.py), attention rows and log-sum-exp
-(`forward.attend`), the value projection alone and keys of any columns (`Look`), keys before their rotation and rotated
-again elsewhere (`Segment.tables`), other columns or keys at every layer (`at_layer`, `Segment.seen`, `evict`), hidden
-states per layer (`carry`), forks of a state (`Past.fork`).
+(`forward.attend`), attention put together from parts or over chosen keys, layer by layer (`attention`), the value
+projection alone and keys of any columns (`Look`), keys before their rotation and rotated again elsewhere
+(`Segment.tables`), other columns or keys at every layer (`at_layer`, `Segment.seen`, `evict`), hidden states per layer
+(`carry`), forks of a state (`Past.fork`).
 """

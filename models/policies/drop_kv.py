@@ -68,6 +68,7 @@ class DropKV(Policy):
 
     def evict(self, scene: Scene) -> KVPast:
         past = scene.past
+        assert past is not None, "only a block-causal model has a past"
         count = max(math.ceil(self.keep * scene.length), min(self.protect, past.tokens))
         if count >= past.tokens:
             return past

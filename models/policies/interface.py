@@ -70,6 +70,7 @@ class Policy:
     stores: ClassVar[bool] = True  # whether anything of the canvas is kept between steps
     spans: ClassVar[bool] = False  # whether parts of the prompt are named as shared (affixes, documents, a prefix)
     evicts: ClassVar[bool] = False  # whether `evict` is asked at the first step of a block
+    attends: ClassVar[bool] = False  # whether `attention` stands in for plain attention
 
     def without_object(self, config: ModelConfig, *, bidirectional: bool) -> str | None:
         """A sentence that says why this policy has nothing to do on such a model; None where it has."""
@@ -100,9 +101,13 @@ class Policy:
         """Called after tokens were revealed."""
         return state
 
+    def attention(self, scene: Scene, state: Any) -> tuple[Tensor, Any]:
+        """Attention's output (B, Q, H, P) over what the policy chooses of a layer's keys, or puts together from parts."""
+        raise NotImplementedError
+
     def evict(self, scene: Scene) -> KVPast:
         """What is kept of a layer's past, seen the queries of a block's first step."""
-        return scene.past
+        raise NotImplementedError
 
     def effective(self) -> dict[str, object]:
         """The parameters, for the record."""

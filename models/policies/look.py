@@ -11,7 +11,7 @@ from ..denoiser import Denoiser
 from .cost import Cost
 from .forward import Tables, attend, attention_of, layers_of, project, rotated, tables_of
 from .interface import Sight
-from .memory import Memory, Segment
+from .memory import Memory, Pick, Segment
 from .past import KVPast
 
 
@@ -77,19 +77,24 @@ class Look:
 
 @dataclass(frozen=True)
 class Scene:
-    """One attention layer at the first step of a block: its past, of `length` tokens read so far, and who looks at it.
+    """One attention layer at work: the rotated queries (B, Q, H, P) of `columns`, and all that they can look at.
 
-    q (B, Q, H, P) are the block's rotated queries, `inside` its own keys and values.
+    outside: segments beside the canvas; inside: the canvas's own columns, those just computed among them. past: what of
+    `outside` a block-causal model has read so far, `length` tokens, whatever of them is still held; None without one.
     """
 
     layer: int
     q: Tensor
-    past: KVPast
+    columns: Pick
+    outside: tuple[Segment, ...]
     inside: Segment
+    past: KVPast | None
     length: int
+    sight: Sight
     cost: Cost
 
     def count(self, operations: int) -> None:
+        """As in Look."""
         self.cost.decision_operations += operations
 
 

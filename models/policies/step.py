@@ -93,10 +93,11 @@ def run_step(frame: Frame, tokens: Tensor, sight: Sight, plan: Plan, state: Any)
             pick, state = _choose(frame, index, stream, sight, state)
         cost.token_layers += pick.total
         if stream is None:
-            h = _layer(frame, index, layer, h, pick, sight)
+            h, state = _layer(frame, index, layer, h, pick, sight, state)
         elif pick.total:
             before = pick.take(stream)
-            stream = _carried(frame, index, stream, pick, before, _layer(frame, index, layer, before, pick, sight))
+            after, state = _layer(frame, index, layer, before, pick, sight, state)
+            stream = _carried(frame, index, stream, pick, before, after)
         else:
             stream = _carried(frame, index, stream, pick, None, None)
     cost.passes += 1
@@ -122,17 +123,21 @@ def _choose(frame: Frame, index: int, stream: Tensor, sight: Sight, state: Any) 
     return Pick.of(chosen & sight.active[:, None]), state
 
 
-def _layer(frame: Frame, index: int, layer: Layer, h: Tensor, pick: Pick, sight: Sight) -> Tensor:
-    """The layer's output for the picked columns h (B, Q, D)."""
+def _layer(
+    frame: Frame, index: int, layer: Layer, h: Tensor, pick: Pick, sight: Sight, state: Any
+) -> tuple[Tensor, Any]:
+    """The layer's output for the picked columns h (B, Q, D), and the policy's next state."""
     if is_attention(layer):
-        return _attention(frame, index, layer, h, pick, sight)
+        return _attention(frame, index, layer, h, pick, sight, state)
     assert frame.canvas.past is not None and h.shape[1] == frame.canvas.length, "a Mamba layer runs on whole blocks"
     past = frame.canvas.past.layers[index]
     assert frame.layout is not None and not isinstance(past, KVPast)
-    return layer(h, frame.layout, None, past)[0]
+    return layer(h, frame.layout, None, past)[0], state
 
 
-def _attention(frame: Frame, index: int, layer: Layer, h: Tensor, pick: Pick, sight: Sight) -> Tensor:
+def _attention(
+    frame: Frame, index: int, layer: Layer, h: Tensor, pick: Pick, sight: Sight, state: Any
+) -> tuple[Tensor, Any]:
     canvas, memory, policy = frame.canvas, frame.memory, frame.policy
     own = project(attention_of(layer), layer.mixer_norm(h))
     tables = None if frame.tables is None else (pick.take(frame.tables[0]), pick.take(frame.tables[1]))
@@ -143,15 +148,24 @@ def _attention(frame: Frame, index: int, layer: Layer, h: Tensor, pick: Pick, si
         here.put(memory.k[index], k)
         here.put(memory.v[index], own.v)
         inside = memory.segment(index)
-    y = attend(q, [*canvas.segments(index), inside]).y
+    scene = _scene(frame, index, q, pick, inside, sight)
+    if policy.attends:
+        with frame.cost.deciding():
+            y, state = policy.attention(scene, state)
+    else:
+        y = attend(q, [*scene.outside, inside]).y
     if policy.evicts and int(sight.block_step.max()) == 0:
         assert canvas.past is not None
-        past = canvas.past.layers[index]
-        assert isinstance(past, KVPast)
         with frame.cost.deciding():
-            scene = Scene(index, q, past, inside, canvas.past.length, frame.cost)
             canvas.past.layers[index] = policy.evict(scene)
-    return finish(layer, h, y)
+    return finish(layer, h, y), state
+
+
+def _scene(frame: Frame, index: int, q: Tensor, pick: Pick, inside: Segment, sight: Sight) -> Scene:
+    past = None if frame.canvas.past is None else frame.canvas.past.layers[index]
+    assert past is None or isinstance(past, KVPast)
+    length = 0 if frame.canvas.past is None else frame.canvas.past.length
+    return Scene(index, q, pick, frame.canvas.segments(index), inside, past, length, sight, frame.cost)
 
 
 def _carried(
