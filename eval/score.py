@@ -15,12 +15,16 @@ from mezzotint.data.tokenizer import Tokenizer, load_tokenizer
 from mezzotint.eval.bound import Draws, stream_bound
 from mezzotint.eval.draws import DESIGN
 from mezzotint.eval.generate import require_same_vocabulary
+from mezzotint.eval.memory import available_bytes, both_units
 from mezzotint.eval.results import ResultsFile
+from mezzotint.eval.scoring_plan import scoring_bytes
 from mezzotint.eval.stream import Document, open_document, token_pieces
 from mezzotint.eval.subjects import Subject, build
 from mezzotint.eval.tally import Tally
 from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.errors import InputError
+
+ROW_BYTES = 24  # of each token of a row: its id, document and place, int64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +83,15 @@ def open_text(subject: Subject, config: BoundConfig) -> Text:
     assert config.data is not None
     rows = RowSource(config.data, config.row_length, subject.config.block_length)
     check_vocabulary(rows.manifest, subject.config.vocab_size)
+    needed = (
+        scoring_bytes(subject.config, rows=1, length=config.row_length, canvases=1, itemsize=config.dtype.itemsize)
+        + ROW_BYTES * config.row_length
+    )
+    if needed > available_bytes(config.device):
+        raise InputError(
+            f"a row of {config.row_length} tokens needs {both_units(needed)}, which are not available: take a shorter "
+            "--row-length"
+        )
     tokenizer = load_tokenizer(subject.folder or config.data)
     check_tokenizer(rows.manifest, tokenizer)
     return Text(rows, tokenizer.token_bytes)
