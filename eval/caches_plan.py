@@ -183,6 +183,11 @@ def list_cells(
         if policy.spans and config.shared is None:
             raise InputError(f"policy {policy.name} shares parts of prompts: say which with --shared, as in prefix=0.5")
     for subject, kind in subjects:
+        if kind == BIDIRECTIONAL and config.data is not None and config.new_tokens < config.block:
+            raise InputError(
+                f"--new-tokens {config.new_tokens} are fewer than a block of {config.block}: write more, or take a smaller "
+                "--block"
+            )
         able = []
         for policy in config.policies:
             sentence = policy.without_object(subject.config, bidirectional=kind == BIDIRECTIONAL)

@@ -206,5 +206,8 @@ def test_models_that_do_not_say_their_kind_and_sub_blocks_are_refused(made, tmp_
     out = ("--out", str(tmp_path / "c.jsonl"))
     assert main(["caches", str(tmp_path / "row"), "--policies", "fast", *MQAR, *out]) == 2
     assert "give --kind bidirectional or --kind block-causal" in capsys.readouterr().err
+    text = ("--data", str(made / "prepared"), "--lengths", "40", "--new-tokens", "8")
+    assert main(["caches", str(made / "row"), "--policies", "fast", *text, *out]) == 2
+    assert "--new-tokens 8 are fewer than a block of 32" in capsys.readouterr().err
     assert main(["caches", str(made / "causal"), "--policies", "fast", *MQAR, "--sub-block", "3", *out]) == 2
     assert "--sub-block 3 does not divide the block of 8 tokens of causal" in capsys.readouterr().err

@@ -69,16 +69,7 @@ def decode_blocks(
     cost.hold(held_bytes(list(past.layers)))
     left = rest.shape[1] - whole  # of the prompt, for the first canvas
     blank = torch.cat([rest[:, whole:], new_canvas(model, len(tokens), new_tokens, standing)], dim=1)
-    blank = F.pad(blank, (0, -blank.shape[1] % size), value=config.mask_token_id)
-    written = []
-    for first in range(0, blank.shape[1], size):
-        canvas = make_block(model, blank[:, first : first + size], past, block, response=max(left - first, 0))
-        written.append(reveal_canvas(model, canvas, policy, how, cost))
-        if first + size < blank.shape[1]:
-            commit(model, written[-1], past)
-            cost.commits += 1
-            cost.commit_token_layers += written[-1].numel() * cost.layers
-            cost.hold(held_bytes(list(past.layers)))
+    written = _write(model, blank, past, policy, how, cost, block=block, left=left)
     cost.seconds = _now(model) - began
     cost.effective |= policy.effective() | {
         "block": size,
@@ -88,8 +79,25 @@ def decode_blocks(
         "reveal": str(reveal),
         "held_tokens": max((layer.tokens for layer in past.layers if isinstance(layer, KVPast)), default=0),
     }
-    new = torch.cat(written, dim=1)[:, left : left + new_tokens]
-    return Decoded(new.tolist(), cost, config.eos_token_id)
+    return Decoded(written[:, left : left + new_tokens].tolist(), cost, config.eos_token_id)
+
+
+def _write(
+    model: Denoiser, blank: Tensor, past: Past, policy: Policy, how: Revealing, cost: Cost, *, block: int, left: int
+) -> Tensor:
+    """Fill blank (B, n), whose first `left` tokens are the prompt's, block after block; (B, whole blocks)."""
+    size = model.config.block_length
+    blank = F.pad(blank, (0, -blank.shape[1] % size), value=model.config.mask_token_id)
+    written = []
+    for first in range(0, blank.shape[1], size):
+        canvas = make_block(model, blank[:, first : first + size], past, block, response=max(left - first, 0))
+        written.append(reveal_canvas(model, canvas, policy, how, cost))
+        if first + size < blank.shape[1]:
+            commit(model, written[-1], past)
+            cost.commits += 1
+            cost.commit_token_layers += written[-1].numel() * cost.layers
+            cost.hold(held_bytes(list(past.layers)))
+    return torch.cat(written, dim=1)
 
 
 def make_block(model: Denoiser, tokens: Tensor, past: Past, block: int, *, response: int) -> Canvas:
