@@ -46,9 +46,9 @@ bench: install
 	$(BIN)/python -m mezzotint.eval.bench_data
 	$(BIN)/python -m mezzotint.eval.bench
 
+# eight minutes at most: tests marked gpu, full steps beside their plan, passes beside their floors; runs/gpu/gpu.md
 gpu: install
-	$(BIN)/python -m pytest -m gpu
-	$(BIN)/python -m mezzotint.eval.bench --device cuda
+	$(BIN)/python -m mezzotint.launch.gpu
 
 clean:
 	rm -rf runs $(VENV) build *.egg-info
