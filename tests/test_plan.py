@@ -287,7 +287,13 @@ def mended(sentence: str, name: str, *overrides: str, gpus: int, gpu: str) -> li
         (["micro_rows=1", "engine.activations=layer"], 8, "a100-40", "`engine.zero_stage="),
         (["micro_rows=1", "engine.activations=layer", "engine.zero_stage=3"], 1, "h100-80", "`--gpus "),
         (
-            ["micro_rows=1", "rows_per_step=8", "data.row_length=32768", "engine.activations=layer"],
+            [
+                "micro_rows=1",
+                "rows_per_step=8",
+                "data.row_length=131072",
+                "engine.activations=layer",
+                "engine.zero_stage=3",
+            ],
             8,
             "a100-80",
             "`data.row_length=",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mezzotint.models.ops import flash_cpu, ssd_parts
+from mezzotint.models.ops import cuda_attention, flash_cpu, flex_backend, ssd_parts
 
 _DEVICE_OF = torch.ops.prim.device.default
 _INDEX = torch.ops.aten.index.Tensor
@@ -110,20 +110,46 @@ def _positions(indices: list[Tensor | None]) -> list[Tensor | None]:
     return found
 
 
+class _Flex(torch.autograd.Function):
+    """What FlexAttention keeps: queries, keys, values, its output and a float32 log-sum-exp of every query."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:-1], dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        q, k, v, _, lse = ctx.saved_tensors
+        delta = torch.empty_like(lse)  # sum of grad * out, made first
+        grads = tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
+        del delta
+        return grads
+
+
 @contextmanager
 def kernels_of(device: str) -> Iterator[None]:
     """Operations go the way they go on `device`, though stand-ins say that they are on the CPU.
 
-    On 'cuda': attention is the product, softmax and product of every tile, and the SSD takes all blocks at once. Whoever
-    adds a CUDA backend to the table of operations says here what it keeps.
+    On 'cuda': attention is FlexAttention's, and the SSD takes all blocks at once. Whoever adds a CUDA backend of training
+    to the table of operations says here what it keeps.
     """
     if device == "cpu":
         yield
         return
-    before = flash_cpu.declined, ssd_parts.SLAB_ELEMENTS
-    flash_cpu.declined = lambda device: "planned for a GPU"  # type: ignore[assignment]
-    ssd_parts.SLAB_ELEMENTS = sys.maxsize
+    patches: list[tuple[Any, str, Any]] = [
+        (flash_cpu, "declined", lambda device: "planned for a GPU"),
+        (ssd_parts, "SLAB_ELEMENTS", sys.maxsize),
+        (cuda_attention, "serves", lambda device, dtype, *, cached: not cached),
+        (flex_backend, "plan_flex", lambda lo, hi, **sizes: flex_backend.FlexPlan(None, None, compiled=False)),
+        (flex_backend, "attend", lambda q, k, v, plan: _Flex.apply(q, k, v)),
+    ]
+    before = [getattr(module, name) for module, name, _ in patches]
+    for module, name, value in patches:
+        setattr(module, name, value)
     try:
         yield
     finally:
-        flash_cpu.declined, ssd_parts.SLAB_ELEMENTS = before  # type: ignore[assignment]
+        for (module, name, _), value in zip(patches, before):
+            setattr(module, name, value)

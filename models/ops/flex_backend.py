@@ -23,7 +23,7 @@ TILE = 128  # queries and keys of a tile of the mask, the size that FlexAttentio
 class FlexPlan:
     """What all attention layers of a training pass share; tokens are the clean ones and then those of the noisy blocks."""
 
-    mask: BlockMask  # every token asks
+    mask: BlockMask | None  # every token asks; None in a plan of memory alone
     noisy: BlockMask | None  # noisy tokens alone ask, as in a last layer
     compiled: bool
 
