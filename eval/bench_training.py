@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mezzotint.eval.fill import random_tokens
@@ -15,6 +14,7 @@ from mezzotint.models.attention import plan_attention
 from mezzotint.models.config import ModelConfig
 from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.layout import make_layout
+from mezzotint.models.ops.nll import nll
 
 LOSS_ROWS = 2048  # masked tokens whose logits exist at one time
 
@@ -96,5 +96,4 @@ def _loss(model: Denoiser, hidden: Tensor, case: TrainingCase) -> Tensor:
 
 
 def _piece(model: Denoiser, hidden: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    losses = F.cross_entropy(model.logits(hidden).float(), targets, reduction="none")
-    return (losses * weights).sum()
+    return (nll(model.logits(hidden), targets) * weights).sum()

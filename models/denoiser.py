@@ -117,7 +117,8 @@ class Denoiser(nn.Module):
         weight = self.embed.weight if self.config.tie_embeddings else self.head.weight
         logits = nn.functional.linear(self.norm(hidden), weight)
         for never in (self.config.mask_token_id, self.config.pad_token_id):
-            logits[..., never] = -torch.inf  # in place: no second copy of the logits, no index tensor to send
+            # in place and unseen by autograd: no copy of the logits or of their gradient, which a softmax makes 0 there
+            logits.detach()[..., never] = -torch.inf
         return logits
 
     # -- decoding ------------------------------------------------------------------------------------------------

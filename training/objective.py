@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mezzotint.models.denoiser import Denoiser, LayerRun, run_layer
 from mezzotint.models.errors import InputError
+from mezzotint.models.ops.nll import nll
 from mezzotint.models.schedule import Schedule
 from mezzotint.training.noise import Noise
 
@@ -125,8 +125,7 @@ class Objective(nn.Module):
         return torch.cat([checkpoint(self._chunk, part, target, use_reentrant=False) for part, target in pairs])
 
     def _chunk(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        logits = self.model.logits(hidden)
-        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets, reduction="none")
+        return nll(self.model.logits(hidden), targets)
 
 
 def supervised_tokens(documents: Tensor) -> int:
