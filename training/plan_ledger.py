@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mezzotint.models.ops import cuda_attention, flash_cpu, flex_backend, ssd_parts
+from mezzotint.models.ops import cuda_attention, flash_cpu, flex_backend, slabs, ssd_parts
 
 _DEVICE_OF = torch.ops.prim.device.default
 _INDEX = torch.ops.aten.index.Tensor
@@ -139,8 +139,9 @@ def kernels_of(device: str) -> Iterator[None]:
         yield
         return
     patches: list[tuple[Any, str, Any]] = [
-        (flash_cpu, "declined", lambda device: "planned for a GPU"),
+        (flash_cpu, "declined", lambda *_: "planned for a GPU"),
         (ssd_parts, "SLAB_ELEMENTS", sys.maxsize),
+        (slabs, "ELEMENTS", sys.maxsize),
         (cuda_attention, "serves", lambda device, dtype, *, cached: not cached),
         (flex_backend, "plan_flex", lambda lo, hi, **sizes: flex_backend.FlexPlan(None, None, compiled=False)),
         (flex_backend, "attend", lambda q, k, v, plan: _Flex.apply(q, k, v)),

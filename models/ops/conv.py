@@ -50,7 +50,7 @@ class _BlockConv(torch.autograd.Function):
         taps, bias = weight.to(wide).t().contiguous(), bias.to(wide)
         out = torch.empty(u.shape, dtype=u.dtype, device=u.device)
         flat, body, context = out.flatten(0, 1), u.flatten(0, 1), left.flatten(0, 1)
-        for slab in slabs(len(flat), flat[0].numel(), u.device):
+        for slab in slabs(flat):
             flat[slab] = F.silu(_sums(body[slab].to(wide), context[slab].to(wide), taps, bias))
         return out
 
@@ -63,7 +63,7 @@ class _BlockConv(torch.autograd.Function):
         du, dleft = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (u, left))
         dtaps, dbias = torch.zeros_like(taps), torch.zeros_like(wide_bias)
         parts = [t.flatten(0, 1) for t in (grad, u, left, du, dleft)]
-        for slab in slabs(len(parts[0]), parts[0][0].numel(), u.device):
+        for slab in slabs(parts[0]):
             grad_part, body, context, into, into_left = (t[slab] for t in parts)
             _slab_backward(
                 grad_part.to(wide), body.to(wide), context.to(wide), taps, wide_bias, into, into_left, dtaps, dbias

@@ -22,7 +22,7 @@ class _NLL(torch.autograd.Function):
     def forward(ctx, logits: Tensor, targets: Tensor) -> Tensor:
         wide = torch.promote_types(logits.dtype, torch.float32)
         lse = logits.new_empty(len(logits), dtype=wide)
-        for slab in slabs(*logits.shape, logits.device):
+        for slab in slabs(logits):
             lse[slab] = torch.logsumexp(logits[slab].to(wide), dim=-1)
         ctx.save_for_backward(logits, targets, lse)
         return lse - logits.gather(1, targets[:, None])[:, 0]
@@ -32,7 +32,7 @@ class _NLL(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         logits, targets, lse = ctx.saved_tensors
         down = torch.empty_like(logits)
-        for slab in slabs(*logits.shape, logits.device):
+        for slab in slabs(logits):
             part = logits[slab].to(lse.dtype, copy=True).sub_(lse[slab, None]).exp_()
             part.scatter_add_(1, targets[slab, None], part.new_full((len(part), 1), -1.0))
             down[slab] = part.mul_(grad[slab, None])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
+from torch import Tensor
 
 ELEMENTS = 1 << 18  # of one temporary on a CPU: a megabyte in float32
 
 
-def slabs(rows: int, width: int, device: torch.device) -> Iterator[slice]:
-    """Slices that cover `rows` rows of `width` elements each."""
-    step = max(1, rows if device.type != "cpu" else ELEMENTS // max(1, width))
+def slabs(t: Tensor) -> Iterator[slice]:
+    """Slices that cover the first dimension of `t`."""
+    rows = t.shape[0]
+    step = max(1, rows if t.device.type != "cpu" else ELEMENTS * rows // max(1, t.numel()))
     for first in range(0, rows, step):
         yield slice(first, min(first + step, rows))

@@ -26,7 +26,7 @@ class _Gated(torch.autograd.Function):
         wide = torch.promote_types(up.dtype, torch.float32)
         out = torch.empty(up.shape, dtype=up.dtype, device=up.device)
         parts = [_rows(t) for t in (gate, up, out)]
-        for slab in slabs(*parts[1].shape, up.device):
+        for slab in slabs(parts[1]):
             gate_part, up_part, into = (t[slab] for t in parts)
             into.copy_(F.silu(gate_part.to(wide)).mul_(up_part))
         return out
@@ -38,7 +38,7 @@ class _Gated(torch.autograd.Function):
         wide = torch.promote_types(up.dtype, torch.float32)
         dgate, dup = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (gate, up))
         parts = [_rows(t) for t in (grad, gate, up, dgate, dup)]
-        for slab in slabs(*parts[2].shape, up.device):
+        for slab in slabs(parts[2]):
             grad_part, gate_part, up_part, into_gate, into_up = (t[slab] for t in parts)
             grad_part, gate_part = grad_part.to(wide), gate_part.to(wide)
             into_up.copy_(F.silu(gate_part).mul_(grad_part))
