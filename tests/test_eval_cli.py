@@ -95,6 +95,21 @@ def test_bound_is_scored_resumed_and_the_same_again(made, tmp_path, capsys):
     assert len({row["key"] for row in rows}) == 4 and all(row["values"]["bytes"] > 0 for row in rows)
 
 
+def test_a_bound_that_was_cut_anywhere_ends_with_the_same_table(made, tmp_path, capsys):
+    """As kill -9 leaves the file: whole rows, then a part of one."""
+    out = tmp_path / "bound.jsonl"
+    command = ["bound", str(made / "release"), "--data", str(made / "prepared"), "--row-length", "64", "--rows", "3"]
+    assert main([*command, "--out", str(out)]) == 0
+    table, lines = capsys.readouterr().out, out.read_bytes().splitlines(keepends=True)
+    for kept in range(len(lines)):
+        out.write_bytes(b"".join(lines[:kept]) + lines[kept][: len(lines[kept]) // 2])
+        assert main([*command, "--out", str(out)]) == 0
+        assert capsys.readouterr().out == table
+        rows = [json.loads(line) for line in out.read_text().splitlines()[1:]]
+        whole = [json.loads(line) for line in lines[1:]]
+        assert [row | {"time": 0} for row in rows] == [row | {"time": 0} for row in whole]
+
+
 def test_a_dry_run_of_bound_says_bytes_and_time_and_writes_nothing(made, tmp_path, capsys, monkeypatch):
     """One line for all rows, one for each document; what does not fit is said."""
     monkeypatch.chdir(tmp_path)

@@ -399,6 +399,23 @@ def test_three_tasks_end_to_end_offline(releases, tmp_path, capsys, offline, arm
 
 
 @needs_lm_eval
+def test_a_run_that_was_cut_anywhere_ends_with_the_same_table(releases, tmp_path, capsys):
+    """As kill -9 leaves the file: whole rows, then a part of one."""
+    out, more = tmp_path / "out.jsonl", ("--limit", "2", "--draws", "2")
+    assert main(command(releases / "mamba", out, *more)) == 0
+    table, lines = capsys.readouterr().out, out.read_bytes().splitlines(keepends=True)
+    whole = rows_of(out)
+    for kept in range(1, len(lines)):
+        out.write_bytes(b"".join(lines[:kept]) + lines[kept][: len(lines[kept]) // 2])
+        assert main(command(releases / "mamba", out, *more)) == 0
+        assert capsys.readouterr().out == table
+        again = rows_of(out)
+        assert len(out.read_text().splitlines()) == len(lines) and list(again) == list(whole)
+        for task, row in again.items():
+            assert row | {"time": 0} == whole[task] | {"time": 0}
+
+
+@needs_lm_eval
 def test_a_dry_run_counts_requests_and_tokens_and_writes_nothing(releases, tmp_path, capsys, offline, monkeypatch):
     out = tmp_path / "out.jsonl"
     monkeypatch.setattr(lm_eval_command.Runner, "_build", None)  # no model is built
