@@ -91,7 +91,8 @@ class Mamba2(nn.Module):
         if layout.clean_output:
             z, u, dt = self.in_proj(x).split(sizes, dim=-1)
             return z, u, dt
-        gate, rest = self.in_proj.weight.split([sizes[0], sum(sizes[1:])])
+        weight = self.in_proj.weight
+        gate, rest = weight[: sizes[0]], weight[sizes[0] :]  # tensors of quantized weights can be sliced, but not split
         u, dt = F.linear(x, rest).split(sizes[1:], dim=-1)
         return F.linear(layout.outputs(x), gate), u, dt
 

@@ -15,7 +15,7 @@ MAY_USE = {
     "launch": {"launch", "training", "eval", "models", "data"},
 }
 SOURCES = [path for folder in MAY_USE for path in sorted((ROOT / folder).rglob("*.py"))]
-OPTIONAL = {"flash_attn", "mamba_ssm", "causal_conv1d", "lm_eval", "wandb", "deepspeed", "grain", "triton"}
+OPTIONAL = {"flash_attn", "mamba_ssm", "causal_conv1d", "lm_eval", "wandb", "deepspeed", "grain", "triton", "torchao"}
 
 
 def imports(path: Path) -> list[tuple[str, int]]:
