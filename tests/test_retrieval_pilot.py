@@ -1,6 +1,6 @@
-"""The pilot of the length study: its commands, its curriculum, and that it goes on where it stopped."""
+"""The studies of recall: their commands and curriculum, that they go on where they stopped, tables made by hand."""
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -8,75 +8,178 @@ from pathlib import Path
 
 import pytest
 
+from mezzotint.eval.intervals import percent
+from mezzotint.eval.results import ResultsFile
 from mezzotint.training.build import make_plan
 from mezzotint.training.config import load_recipe
 
-PATH = Path(__file__).resolve().parents[1] / "eval" / "studies" / "pilot.py"
+STUDIES = Path(__file__).resolve().parents[1] / "eval" / "studies"
+NAMES = ("teaching", "curriculum", "pilot", "length_report", "length")
 
 
 @pytest.fixture(scope="module")
-def pilot():
-    spec = importlib.util.spec_from_file_location("pilot", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["pilot"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["pilot"]
+def studies():
+    """The modules by name; as scripts they find each other because they lie in one folder."""
+    sys.path.insert(0, str(STUDIES))
+    yield {name: importlib.import_module(name) for name in NAMES}
+    sys.path.remove(str(STUDIES))
+    for name in NAMES:
+        del sys.modules[name]
 
 
-def test_a_dry_run_prints_commands_and_writes_nothing(pilot, tmp_path, capsys):
-    assert pilot.main(["--out", str(tmp_path / "p"), "--dry-run"]) == 0
+def test_dry_runs_print_commands_and_write_nothing(studies, tmp_path, capsys):
+    stages = len(studies["curriculum"].STAGES)
+    assert studies["pilot"].main(["--out", str(tmp_path / "p"), "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert sum("mezzotint.launch.train" in line for line in said) == 2 * (2 + 2)
-    assert sum("mezzotint.data synthetic" in line for line in said) == 3
-    assert not (tmp_path / "p").exists()
+    # two models at two rates through the first stage, then each at one rate through all
+    assert sum("mezzotint.launch.train" in line for line in said) == 2 * (2 + stages)
+    assert studies["length"].main(["--out", str(tmp_path / "s"), "--seeds", "1,2", "--dry-run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    arms = len(studies["teaching"].ARMS)
+    assert sum("mezzotint.launch.train" in line for line in said) == 2 * arms * stages
+    asked = [line for line in said if str(tmp_path / "s" / "results.jsonl") in line]
+    assert len(asked) == 2 * arms * 2 * 2  # seeds, models, tasks; the training length and then the others
+    assert sum("--rope-scaling" in line for line in asked) == 2 * 2 * 2 * 2  # of the two models with rotary positions
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_every_model_of_the_pilot_is_a_recipe_that_can_be_planned(pilot, tmp_path):
-    config = pilot.PilotConfig(out=tmp_path, arms=("mamba",))
-    command = [sys.executable, "-m", *pilot._data_command(config, 1)]
-    command[command.index(pilot.STAGE_TOKENS)] = "20k"
-    subprocess.run(command, check=True, capture_output=True)
+def test_every_model_of_the_studies_is_a_recipe_that_can_be_planned(studies, tmp_path):
+    teaching, curriculum = studies["teaching"], studies["curriculum"]
     shapes = {}
-    for arm in pilot.ARMS:
-        _, recipe, *overrides = pilot._train_command(config, arm, 1e-3, 1, run=tmp_path / "run", before=None)
-        plan = make_plan(load_recipe(recipe, overrides))
-        shapes[arm] = (plan.model.pattern, plan.model.positions, plan.model.rope_theta)
-        assert plan.model.block_length == pilot.BLOCK and plan.config.data.row_length == pilot.ROW
+    for stage in curriculum.STAGES:
+        tasks = [part for item in stage.taught for part in ("--task", item)]
+        command = [
+            sys.executable,
+            "-m",
+            "mezzotint.data",
+            "synthetic",
+            "--tokenizer",
+            "tasks",
+            *tasks,
+            "--workers",
+            "1",
+        ]
+        shape = ["--row-length", str(stage.row), "--block", str(curriculum.BLOCK), "--tokens", "20k"]
+        text = tmp_path / stage.name
+        subprocess.run([*command, *shape, "--out", str(text)], check=True, capture_output=True)
+        for arm in teaching.ARMS:
+            pupil = teaching.Pupil(arm, 1e-3, 1)
+            command_ = teaching.train_command(pupil, stage, 2, run=tmp_path / "run", text=text, before=None)
+            _, recipe, *overrides = command_
+            plan = make_plan(load_recipe(recipe, overrides))
+            shapes[arm] = (plan.model.pattern, plan.model.positions)
+            assert plan.model.block_length == curriculum.BLOCK and plan.config.data.row_length == stage.row
     assert shapes["mamba"][0] == "MM" and shapes["hybrid"][0] == "MA" and len(set(shapes.values())) == len(shapes)
+    assert curriculum.STAGES[-1].row == curriculum.TRAINED and set(curriculum.RATES) == set(teaching.ARMS)
 
 
-def test_bad_input_is_one_sentence(pilot, capsys):
-    for arguments, words in (
-        (["--arms", "mambo"], "no model 'mambo'"),
-        (["--rates", "fast"], "--rates is 'fast'"),
-        (["--stages", "4"], "1 to 3 stages"),
+def test_bad_input_is_one_sentence(studies, capsys, tmp_path):
+    for study, arguments, words in (
+        ("pilot", ["--arms", "mambo"], "no model 'mambo'"),
+        ("pilot", ["--rates", "fast"], "--rates is 'fast'"),
+        ("pilot", ["--samples", "0"], "at least one sample"),
+        ("length", ["--arms", "mambo"], "no model 'mambo'"),
+        ("length", ["--seeds", "one"], "--seeds is 'one'"),
+        ("length", ["--report", "--out", str(tmp_path / "none")], "cannot be read"),
     ):
-        assert pilot.main(arguments) == 2
+        assert studies[study].main(arguments) == 2
         assert words in capsys.readouterr().err
 
 
-def test_the_table_says_learned_only_within_the_minutes(pilot, tmp_path):
-    config = pilot.PilotConfig(out=tmp_path, arms=("attention", "mamba"), minutes=20)
-    found = [
-        pilot.Outcome("attention", 1e-3, 3, 199, 198, 200, 25.0),
-        pilot.Outcome("mamba", 1e-3, 2, 200, 191, 200, 12.0),
-    ]
-    text = pilot.table(found, config)
+def test_a_stage_ends_when_enough_is_answered_and_teaching_when_the_minutes_are_spent(studies, tmp_path, monkeypatch):
+    teaching = studies["teaching"]
+    shares = iter([0.5, 0.95, 0.4, 0.6, 0.7])
+    made = []
+
+    def fake(setting, pupil, stage, number, *, before, minutes):
+        share = next(shares)
+        made.append((stage.name, number, before))
+        release = tmp_path / f"{stage.name}{number}"
+        right = round(share * setting.samples)
+        return teaching.Round(
+            stage.name, number, (right,), setting.samples, minutes + 4, release, share >= stage.enough
+        )
+
+    monkeypatch.setattr(teaching, "_round", fake)
+    usual = {"taught": (), "row": 32, "rows_per_step": 1, "steps": 1, "rounds": 5, "asked": (), "enough": 0.9}
+    stages = tuple(teaching.Stage(name=name, **usual) for name in "ab")
+    setting = teaching.Setting(out=tmp_path, block=4, minutes=15, samples=100)
+    rounds = teaching.teach(setting, teaching.Pupil("mamba", 1e-3, 1), stages)
+    assert [(one.stage, one.number) for one in rounds] == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+    assert [before for _, _, before in made] == [None, *(one.release for one in rounds[:-1])]
+    assert rounds[-1].minutes == 16 and not rounds[-1].enough
+
+
+def test_the_pilots_table_says_learned_only_within_the_minutes(studies, tmp_path):
+    pilot, teaching = studies["pilot"], studies["teaching"]
+    setting = teaching.Setting(out=tmp_path, block=4, minutes=20, samples=200)
+    config = pilot.PilotConfig(setting=setting, arms=("attention", "mamba"), rates=(1e-3,), seed=1)
+    last = config.stages[-1].name
+
+    def one(minutes: float, right: int) -> list:
+        return [teaching.Round(last, 3, (right, 200), 200, minutes, tmp_path, True)]
+
+    pupils = [teaching.Pupil(arm, 1e-3, 1) for arm in config.arms]
+    text = pilot.table(list(zip(pupils, [one(25.0, 200), one(19.0, 190)])), config)
     assert "attention: not learned" in text and "mamba: learned" in text
-    assert "| mamba | 0.001 | 2 | 100.0% [98.1, 100.0] | 95.5% [" in text
+    assert f"| mamba | 0.001 | {last} | 3 | {percent(190, 200)}, {percent(200, 200)} | 19.0 |" in text
+
+
+def test_the_studys_table_counts_learned_seeds_and_leaves_out_the_others(studies, tmp_path):
+    """Two seeds of one model, one of which did not learn: its cells are not in the sums, and never called collapsed."""
+    report = studies["length_report"]
+    shares = {("mamba-seed1", 160): 10, ("mamba-seed1", 320): 9, ("mamba-seed2", 160): 8, ("attention-seed1", 160): 3}
+    out = tmp_path / "results.jsonl"
+    with ResultsFile(out, subjects={"mamba-seed1": "a", "mamba-seed2": "b", "attention-seed1": "c"}) as results:
+        for (subject, length), right in shares.items():
+            for index in range(10):
+                identity = {"task": "retrieval/mqar", "subject": subject, "length": length, "index": index}
+                results.append(identity, status="ok", values={"correct": index < right})
+    text = report.write(out, tmp_path / "made", learned=0.9, trained=160)
+    assert "| mamba | 1 of 2 | 1.000 [0.722, 1.000], n=10 | 0.900 [0.596, 0.982], n=10 |" in text
+    assert "| attention | 0 of 1 | not learned: 0.300 [0.108, 0.603], n=10 | - |" in text
+    lines = (tmp_path / "made" / "length.csv").read_text().splitlines()
+    assert len(lines) == 5 and "mqar,mamba,2,1,8,10,0.8" in "\n".join(lines)
+    assert (tmp_path / "made" / "length.png").stat().st_size > 1000
+    more = tmp_path / "results.jsonl"
+    with ResultsFile(more, subjects={"mamba-seed2": "b"}) as results:  # the second seed was found to know after all
+        for index in range(10, 40):
+            identity = {"task": "retrieval/mqar", "subject": "mamba-seed2", "length": 160, "index": index}
+            results.append(identity, status="ok", values={"correct": True})
+    text = report.write(out, tmp_path / "made", learned=0.9, trained=160)
+    assert "| mamba | 2 of 2 | 0.960 " in text and "seeds 0.95 to 1.00" in text
 
 
 @pytest.mark.slow
-def test_the_pilot_runs_and_goes_on(tmp_path):
-    command = [sys.executable, str(PATH), "--out", str(tmp_path), "--arms", "mamba", "--rates", "3e-3"]
-    command += ["--stages", "2", "--steps", "2", "--samples", "3"]
-    first = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    table = (tmp_path / "pilot.md").read_text()
-    assert table.count("| mamba |") == 2 and table in first
-    rows = {path: path.read_text() for path in (tmp_path / "results").iterdir()}
-    assert len(rows) == 2
-    subprocess.run(command, check=True, capture_output=True)
-    assert {path: path.read_text() for path in (tmp_path / "results").iterdir()} == rows
-    minutes = (tmp_path / "runs" / "mamba-0.003-seed1-stage1" / "minutes.jsonl").read_text().splitlines()
-    assert len(minutes) == 1 and json.loads(minutes[0])["core_seconds"] > 0
+def test_the_studies_run_and_go_on(studies, tmp_path, monkeypatch):
+    """A stage of three steps: every file is there, and a second call runs nothing."""
+    teaching, length = studies["teaching"], studies["length"]
+    usual = {"rows_per_step": 2, "steps": 3, "rounds": 1, "enough": 0.0, "tokens": "10k"}
+    stages = tuple(
+        teaching.Stage(name=name, taught=("mqar:pairs=2:symbols=16:queries=2:length=32",), row=32, asked=asked, **usual)
+        for name, asked in (("one", (("mqar:pairs=2:queries=2:symbols=16", 32),)), ("two", (("copy:count=2", 32),)))
+    )
+    monkeypatch.setattr(length, "STAGES", stages)
+    monkeypatch.setattr(length, "TRAINED", 32)
+    monkeypatch.setattr(length, "TASKS", {"mqar": "mqar:pairs=2:queries=2:symbols=16"})
+    monkeypatch.setattr(length, "LEARNED", 0.0)
+    ran = []
+    real = teaching.call
+
+    def counted(setting, *arguments):
+        ran.append(arguments[0])
+        real(setting, *arguments)
+
+    monkeypatch.setattr(teaching, "call", counted)
+    monkeypatch.setattr(length, "call", counted)
+    command = ["--out", str(tmp_path / "out"), "--arms", "hybrid", "--seeds", "1", "--samples", "4", "--looks", "2"]
+    assert length.main([*command, "--folder", str(tmp_path / "made")]) == 0
+    assert ran.count("mezzotint.launch.train") == 2 and ran.count("mezzotint.data") == 2
+    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    subjects = {row["identity"]["subject"] for row in rows if "identity" in row}
+    assert subjects == {"hybrid-seed1", "hybrid-seed1+yarn16"}
+    table = (tmp_path / "made" / "length.md").read_text()
+    ran.clear()
+    assert length.main([*command, "--folder", str(tmp_path / "made")]) == 0
+    assert "mezzotint.launch.train" not in ran and "mezzotint.data" not in ran and "mezzotint.launch.export" not in ran
+    assert (tmp_path / "made" / "length.md").read_text() == table

@@ -1,0 +1,143 @@
+"""Study of length: models taught to recall at one length are asked at 1, 2, 4, 8 and 16 times that length.
+
+    python eval/studies/length.py                         all of it, the first seed of every model first
+    python eval/studies/length.py --arms mamba --seeds 1  one model
+    python eval/studies/length.py --report                the table and the figure of what there is
+    python eval/studies/length.py --dry-run               the commands alone
+
+Every model is taught both tasks by the curriculum of the pilot, until it answers held-out samples of both at the training
+length or has spent its minutes. A task that a model answers below LEARNED at the training length is "not learned" and not
+asked any further: its longer prompts would say nothing about length. Models with rotary positions are asked once more with
+scaled ones, the weights as they are. Everything goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import length_report  # beside this file
+from curriculum import ASKED, BLOCK, RATES, STAGES, TRAINED
+from teaching import ARMS, Pupil, Round, Setting, adopt, call, teach
+
+from mezzotint.data.cli import run_command
+from mezzotint.data.errors import InputError
+from mezzotint.eval.results import Content, read_results
+
+TASKS = ASKED
+MULTIPLES = (1, 2, 4, 8, 16)
+LEARNED = 0.9
+SCALED = ("attention", "hybrid")  # arms with rotary positions
+SCALING = "yarn=16"
+FOLDER = Path(__file__).with_name("length")  # of the table and the figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+    """Which models, and how much is asked of them."""
+
+    setting: Setting
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    samples: int  # of a cell
+
+    @property
+    def results(self) -> Path:
+        return self.setting.out / "results.jsonl"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; exit code 2 with a sentence where a step fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="runs/study", metavar="FOLDER", help="default: %(default)s")
+    parser.add_argument("--arms", default=",".join(ARMS), metavar="LIST", help="default: %(default)s")
+    parser.add_argument("--seeds", default="1,2,3", metavar="LIST", help="default: %(default)s")
+    parser.add_argument("--minutes", type=float, default=20.0, metavar="M", help="core-minutes a model (default: 20)")
+    parser.add_argument("--samples", type=int, default=200, metavar="N", help="of a cell (default: %(default)s)")
+    parser.add_argument("--looks", type=int, default=100, metavar="N", help="samples of each look (default: 100)")
+    parser.add_argument("--report", action="store_true", help="write the table and the figure, run nothing")
+    parser.add_argument(
+        "--folder", type=Path, default=FOLDER, metavar="DIR", help="of both (default: beside this file)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the commands, run none")
+    given = parser.parse_args(arguments)
+    return run_command(lambda: _main(given))
+
+
+def _main(given: argparse.Namespace) -> int:
+    config = _config(given)
+    if not given.report:
+        study(config)
+    if not config.setting.dry_run:
+        print(length_report.write(config.results, given.folder, learned=LEARNED, trained=TRAINED))
+    return 0
+
+
+def _config(given: argparse.Namespace) -> StudyConfig:
+    arms = tuple(given.arms.split(","))
+    unknown = [arm for arm in arms if arm not in ARMS]
+    if unknown:
+        raise InputError(f"no model {unknown[0]!r} in the study; one of {', '.join(ARMS)}")
+    try:
+        seeds = tuple(int(seed) for seed in given.seeds.split(","))
+    except ValueError:
+        raise InputError(f"--seeds is {given.seeds!r}; write for example 1,2,3") from None
+    if min(given.samples, given.looks) < 1 or given.minutes <= 0:
+        raise InputError("give at least one sample and some minutes")
+    out = Path(given.out)
+    setting = Setting(out=out, block=BLOCK, minutes=given.minutes, samples=given.looks, dry_run=given.dry_run)
+    return StudyConfig(setting=setting, arms=arms, seeds=seeds, samples=given.samples)
+
+
+def study(config: StudyConfig) -> None:
+    """Teach and ask every model, seed after seed, so that a study that is stopped has whole seeds."""
+    for seed in config.seeds:
+        for arm in config.arms:
+            pupil = Pupil(arm, RATES[arm], seed)
+            rounds = teach(config.setting, pupil, STAGES)
+            release = config.setting.out / "releases" / f"{arm}-seed{seed}"
+            if not config.setting.dry_run:
+                adopt(rounds[-1].release, release)
+                print(f"{pupil.name}: {_words(rounds)}", flush=True)
+            for task, spelled in TASKS.items():
+                ask(config, release, task, spelled, scaled=arm in SCALED)
+
+
+def ask(config: StudyConfig, release: Path, task: str, spelled: str, *, scaled: bool) -> None:
+    """The training length, and if the task is learned the longer ones; then the same with scaled positions."""
+    scaling = ("--rope-scaling", SCALING) if scaled else ()
+    _retrieve(config, release, spelled, MULTIPLES[:1], *scaling)
+    if config.setting.dry_run or share(read_results(config.results), release.name, task) >= LEARNED:
+        _retrieve(config, release, spelled, MULTIPLES[1:], *scaling)
+
+
+def _retrieve(config: StudyConfig, release: Path, spelled: str, multiples: Sequence[int], *more: str) -> None:
+    lengths = ",".join(str(TRAINED * multiple) for multiple in multiples)
+    asked = ["--tasks", spelled, "--lengths", lengths, "--training-length", str(TRAINED)]
+    how = ["--samples", str(config.samples), "--draws", "2", "--batch", "20", *more]
+    call(config.setting, "mezzotint.eval", "retrieval", str(release), *asked, *how, "--out", str(config.results))
+
+
+def share(found: Content, subject: str, task: str) -> float:
+    """Right answers of a subject at the training length."""
+    rows = [
+        row
+        for row in found.rows.values()
+        if row["status"] == "ok"
+        and row["identity"]["subject"] == subject
+        and row["identity"]["task"] == f"retrieval/{task}"
+        and row["identity"]["length"] == TRAINED
+    ]
+    return sum(row["values"]["correct"] for row in rows) / max(1, len(rows))
+
+
+def _words(rounds: list[Round]) -> str:
+    last = rounds[-1]
+    right = "/".join(map(str, last.right))
+    return f"{last.minutes:.1f} core-minutes, stage {last.stage}, {right} of {last.samples} right"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
