@@ -27,6 +27,7 @@ from mezzotint.eval.speed_passes import passes
 from mezzotint.eval.subjects import build, preset_subject
 from mezzotint.eval.tables import bench_table
 from mezzotint.eval.timing import Protocol, Timing, interleave, load_average
+from mezzotint.models.allocator import keep_freed_memory
 from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.errors import InputError
 
@@ -56,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure, printing every row as it comes; JSON and table are rewritten after each."""
     require_device(options.device)
     torch.set_num_threads(1)
+    keep_freed_memory()
     started, rows = time.perf_counter(), []
     bench = Bench(options.size, options.batch, options.device, QUICK if options.quick else FULL)
     about = _about(options)

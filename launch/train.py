@@ -72,8 +72,13 @@ def _train(options: argparse.Namespace) -> int:
 
         print(plan(config, gpus=options.gpus, gpu=options.gpu))
         return 0
+    import torch
+
+    from mezzotint.models.allocator import keep_freed_memory
     from mezzotint.training.loop import train
 
+    if not torch.cuda.is_available():
+        keep_freed_memory()
     return train(config, profile=options.profile)
 
 
