@@ -266,6 +266,9 @@ def test_eviction_keeps_everything_at_1_and_else_holds_fewer_bytes(pattern):
         got = blocks(model, policy, prompts)
         assert got.cost.held_bytes < want.cost.held_bytes
         assert got.cost.effective["held_tokens"] == int(policy.keep * 64)  # read before the last block
+    first = blocks(model, DropKV(keep=0.5, exact_first=False), prompts)
+    assert first.cost.held_bytes < want.cost.held_bytes and first.tokens != want.tokens
+    assert blocks(model, DropKV(keep=1.0, exact_first=False), prompts).tokens == want.tokens
     a, b = (blocks(model, DropKV(keep=0.5, rule=rule), prompts).cost for rule in ("recency", "leave-one-out"))
     assert a.held_bytes == b.held_bytes and a.decision_operations == 0 < b.decision_operations
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..config import ModelConfig
 from .forward import attend
-from .interface import Plan, Policy, Sight, causal_only, require
+from .interface import Evicting, Plan, Policy, Sight, causal_only, require
 from .look import Scene
 from .memory import Segment
 from .none import prefilled
@@ -30,17 +30,18 @@ class DropKV(Policy):
 
     The block's queries, masks all but a prompt's remainder, score what is still held: by how much the output of
     attention would move without a key, averaged over the query heads that share it and over `kernel` neighbouring keys.
-    The last `protect` tokens always stay. rule `recency` keeps the last, `random` any. Keep 1 is exact. Only keys of
-    attention layers are evicted; what was evicted never comes back.
+    The last `protect` tokens always stay. That step itself still sees everything, unless exact_first is false. rule
+    `recency` keeps the last, `random` any. Keep 1 is exact. Only keys of attention layers are evicted; what was evicted
+    never comes back.
     """
 
     name: ClassVar[str] = "drop"
     stores: ClassVar[bool] = False
-    evicts: ClassVar[bool] = True
     keep: float = 0.5
     rule: str = "leave-one-out"
     kernel: int = 11
     protect: int = 8
+    exact_first: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -65,6 +66,9 @@ class DropKV(Policy):
 
     def plan(self, sight: Sight, state: Any) -> tuple[Plan, Any]:
         return Plan(sight.everything()), state
+
+    def evicting(self) -> Evicting:
+        return "after" if self.exact_first else "before"
 
     def evict(self, scene: Scene) -> KVPast:
         past = scene.past

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # layer's stored outputs; or those, to which every layer's stored changes are added where it is not recomputed
 Carry = Literal["nothing", "stream", "hidden", "changes"]
 
+Evicting = Literal["never", "before", "after"]
+
 
 @dataclass(frozen=True)
 class Sight:
@@ -69,7 +71,6 @@ class Policy:
     layerwise: ClassVar[bool] = False  # whether at_layer is asked
     stores: ClassVar[bool] = True  # whether anything of the canvas is kept between steps
     spans: ClassVar[bool] = False  # whether parts of the prompt are named as shared (affixes, documents, a prefix)
-    evicts: ClassVar[bool] = False  # whether `evict` is asked at the first step of a block
     attends: ClassVar[bool] = False  # whether `attention` stands in for plain attention
 
     def without_object(self, config: ModelConfig, *, bidirectional: bool) -> str | None:
@@ -104,6 +105,10 @@ class Policy:
     def attention(self, scene: Scene, state: Any) -> tuple[Tensor, Any]:
         """Attention's output (B, Q, H, P) over what the policy chooses of a layer's keys, or puts together from parts."""
         raise NotImplementedError
+
+    def evicting(self) -> Evicting:
+        """When `evict` is asked at the first step of a block: before its attention or after it, or never."""
+        return "never"
 
     def evict(self, scene: Scene) -> KVPast:
         """What is kept of a layer's past, seen the queries of a block's first step."""

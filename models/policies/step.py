@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,17 +149,28 @@ def _attention(
         here.put(memory.k[index], k)
         here.put(memory.v[index], own.v)
         inside = memory.segment(index)
+    when = policy.evicting() if int(sight.block_step.max()) == 0 else "never"
     scene = _scene(frame, index, q, pick, inside, sight)
+    if when == "before":
+        scene = _evicted(frame, index, scene)
     if policy.attends:
         with frame.cost.deciding():
             y, state = policy.attention(scene, state)
     else:
         y = attend(q, [*scene.outside, inside]).y
-    if policy.evicts and int(sight.block_step.max()) == 0:
-        assert canvas.past is not None
-        with frame.cost.deciding():
-            canvas.past.layers[index] = policy.evict(scene)
+    if when == "after":
+        _evicted(frame, index, scene)
     return finish(layer, h, y), state
+
+
+def _evicted(frame: Frame, index: int, scene: Scene) -> Scene:
+    """The scene after the policy has chosen what is kept of its past, which is all that is kept from now on."""
+    past = frame.canvas.past
+    assert past is not None
+    with frame.cost.deciding():
+        kept = frame.policy.evict(scene)
+    past.layers[index] = kept
+    return dataclasses.replace(scene, past=kept, outside=frame.canvas.segments(index))
 
 
 def _scene(frame: Frame, index: int, q: Tensor, pick: Pick, inside: Segment, sight: Sight) -> Scene:
