@@ -10,9 +10,9 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install trito
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 MARKS = [pytest.mark.gpu] if CUDA else []
-# float64 in the interpreter proves the formulas; a card's kernels are written for float32 and narrower, whose products
-# of some tens of terms of size 1 are off by some 1e-6, through three roundings to tf32 each
-DTYPE, TOLERANCE = (torch.float32, 2e-5) if CUDA else (torch.float64, 1e-10)
+# float64 in the interpreter proves the formulas; a card's kernels are written for float32 and narrower, whose products of
+# some tens of terms of size 1 go through three roundings to tf32 each: a wrong term would move them by 1e-2 and more
+DTYPE, TOLERANCE = (torch.float32, 1e-4) if CUDA else (torch.float64, 1e-10)
 
 
 def on_device(*tensors: torch.Tensor) -> list[torch.Tensor]:

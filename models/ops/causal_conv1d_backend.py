@@ -54,7 +54,7 @@ def block_conv(u: Tensor, left: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     assert convolve is not None
     rows, context = (t.flatten(0, 1).contiguous().transpose(1, 2) for t in (u, left.to(u.dtype)))
     y = convolve(rows, weight.contiguous(), bias, initial_states=context, activation="silu")
-    return y.transpose(1, 2).view(u.shape)
+    return y.transpose(1, 2).reshape(u.shape)
 
 
 def _plain(u: Tensor, left: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -62,11 +62,11 @@ def attend_prefix(q: Tensor, k: Tensor, v: Tensor, hi: Tensor) -> tuple[Tensor, 
     return out, lse.view(batch, blocks, heads, size).transpose(1, 2)
 
 
-def _probe(device: torch.device) -> list[Pair]:
+def _probe(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> list[Pair]:
     """Grouped heads of 64, two rows of different length, one block that sees nothing."""
     draws = torch.Generator().manual_seed(0)
     shapes = ((2, 4, 2, 16, 64), (2, 2, 96, 64), (2, 2, 96, 64))
-    q, k, v = (torch.randn(shape, generator=draws).to(device, torch.bfloat16) for shape in shapes)
+    q, k, v = (torch.randn(shape, generator=draws).to(device, dtype) for shape in shapes)
     hi = torch.tensor([[80, 0], [17, 96]], dtype=torch.int32, device=device)
     with torch.no_grad():
         out, _ = attend_prefix(q, k, v, hi)

@@ -60,7 +60,7 @@ def run(mixer: Mamba2, x: Tensor, layout: Layout, state: SSMState) -> tuple[Tens
     return mixer.out_proj(layout.outputs(y)), SSMState(ssm, tail)
 
 
-def _probe(device: torch.device) -> list[Pair]:
+def _probe(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> list[Pair]:
     """An advance of three rows, one of which commits nothing, at the head and state sizes of the large presets."""
     from ..config import ModelConfig
     from ..mamba2 import Mamba2
@@ -71,9 +71,9 @@ def _probe(device: torch.device) -> list[Pair]:
     draws, mixer = torch.Generator().manual_seed(0), Mamba2(config).requires_grad_(False)
     for parameter in mixer.parameters():
         parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draws))
-    mixer = mixer.to(device, torch.bfloat16)
-    x = torch.randn((3, 64, 128), generator=draws).to(device, torch.bfloat16)
-    empty = mixer.start(3, 0, torch.bfloat16, device)
+    mixer = mixer.to(device, dtype)
+    x = torch.randn((3, 64, 128), generator=draws).to(device, dtype)
+    empty = mixer.start(3, 0, dtype, device)
     state = SSMState(*(torch.randn(t.shape, generator=draws).to(t) for t in vars(empty).values()))
     valid = torch.tensor([1, 0, 1])
     layout = make_layout(

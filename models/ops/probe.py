@@ -13,10 +13,11 @@ Pair = tuple[Tensor, Tensor]
 def failure(run: Callable[[], list[Pair]], tolerance: float) -> str | None:
     """None if every pair (found, expected) that `run` gives agrees to `tolerance` of the expected values' size.
 
-    Else why not, in a sentence. Whatever a foreign kernel raises is an answer here, not an error.
+    Else why not, in a sentence. Whatever a foreign kernel raises is an answer here, not an error. The answer does not depend
+    on where it is asked: gradients are on and autocast is off.
     """
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cuda", enabled=False):
             pairs = run()
         errors = [(found.double() - expected.double()).abs().max().item() for found, expected in pairs]
         sizes = [max(1.0, expected.abs().max().item()) for _, expected in pairs]

@@ -40,7 +40,8 @@ def attend_cache(
         q, k, v, own_k, own_v, lo, hi, out, lse, P**-0.5, q.stride(0), q.stride(1), q.stride(2), q.stride(3), k.stride(0),
         k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2), batch, M, kv_heads, rows, G, P, tiles, splits,
         BR=tile, BK=KEYS, BP=next_power(P), BG=next_power(G), OWN=own is not None, WIDE=wide_type(wide),
-        DOT=dot_type(q.dtype), PRECISION=dot_precision(), num_stages=2,
+        DOT=dot_type(q.dtype), PRECISION=dot_precision(),
+        num_stages=2 if q.dtype.itemsize == 2 else 1,
     )  # fmt: skip
     y = torch.empty(batch, heads, M, G, P, dtype=q.dtype, device=q.device)
     _join_kernel[(batch * M * kv_heads * rows,)](

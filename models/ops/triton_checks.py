@@ -39,7 +39,7 @@ def _read_checked(device: torch.device) -> str | None:
     return failure(lambda: _read(device), TOLERANCE)
 
 
-def _attend(device: torch.device) -> list[Pair]:
+def _attend(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> list[Pair]:
     """Grouped heads of 64, two rows of different length, one of them shorter than a share of the keys."""
     from .attention import softmax_tiles
     from .tiles import plan_tiles
@@ -47,7 +47,7 @@ def _attend(device: torch.device) -> list[Pair]:
 
     draws = torch.Generator().manual_seed(0)
     shapes = ((2, 4, 1, 32, 64), (2, 2, 1000, 64), (2, 2, 1000, 64), (2, 2, 1, 32, 64), (2, 2, 1, 32, 64))
-    q, k, v, *own = (torch.randn(shape, generator=draws).to(device, torch.bfloat16) for shape in shapes)
+    q, k, v, *own = (torch.randn(shape, generator=draws).to(device, dtype) for shape in shapes)
     lo, hi = torch.zeros(2, 1, dtype=torch.int64), torch.tensor([[1000], [37]])
     ranges = [t.to(device, torch.int32) for t in (lo, hi)]
     found = attend_cache(q, k, v, ranges[0], ranges[1], (own[0], own[1]), longest=1000)
@@ -55,7 +55,7 @@ def _attend(device: torch.device) -> list[Pair]:
     return [(found, softmax_tiles(q, k, v, (own[0], own[1]), tiles))]
 
 
-def _read(device: torch.device) -> list[Pair]:
+def _read(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> list[Pair]:
     """One document of six blocks in chunks of four, read at every frontier, against the whole prefix written out."""
     from .triton_read import read_prefix
 
@@ -79,7 +79,7 @@ def _read(device: torch.device) -> list[Pair]:
             expected[0, f] += torch.einsum("in,jn,jh,jhp->ihp", C[0, f], B[0, b], weight, x[0, b])
         expected[0, f] += total.exp()[:, None] * torch.einsum("in,nhp->ihp", C[0, f], states[0, f // R])
         expected[0, f] *= run[0, f].exp()[..., None]
-    narrow = [t.to(torch.bfloat16) for t in (C, x, B)]
+    narrow = [t.to(dtype) for t in (C, x, B)]
     found = read_prefix(
         torch.zeros_like(x), narrow[0], run, narrow[1], narrow[2], dt, run, states, frontiers=frontiers,
         starts=torch.zeros_like(frontiers), chunk_blocks=R,
