@@ -77,7 +77,7 @@ def test_bad_input_is_one_sentence(studies, capsys, tmp_path):
     for study, arguments, words in (
         ("pilot", ["--arms", "mambo"], "no model 'mambo'"),
         ("pilot", ["--rates", "fast"], "--rates is 'fast'"),
-        ("pilot", ["--samples", "0"], "at least one sample"),
+        ("pilot", ["--samples", "0"], "one sample and some minutes"),
         ("length", ["--arms", "mambo"], "no model 'mambo'"),
         ("length", ["--seeds", "one"], "--seeds is 'one'"),
         ("length", ["--report", "--out", str(tmp_path / "none")], "cannot be read"),

@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="runs/study", metavar="FOLDER", help="default: %(default)s")
     parser.add_argument("--arms", default="attention,mamba", metavar="LIST", help=f"of {', '.join(ARMS)}")
     parser.add_argument("--rates", default="2e-3,4e-3", metavar="LIST", help="learning rates (default: %(default)s)")
+    parser.add_argument("--stages", type=int, default=len(STAGES), metavar="N", help="of the curriculum (default: all)")
     parser.add_argument("--minutes", type=float, default=20.0, metavar="M", help="core-minutes a model (default: 20)")
     parser.add_argument("--samples", type=int, default=200, metavar="N", help="of each look (default: 200)")
     parser.add_argument("--seed", type=int, default=1, help="of weights, noise and order (default: %(default)s)")
@@ -61,11 +62,11 @@ def _config(given: argparse.Namespace) -> PilotConfig:
         rates = tuple(float(rate) for rate in given.rates.split(","))
     except ValueError:
         raise InputError(f"--rates is {given.rates!r}; write for example 2e-3,4e-3") from None
-    if given.samples < 1 or given.minutes <= 0:
-        raise InputError("give at least one sample and some minutes")
+    if min(given.samples, given.stages) < 1 or given.minutes <= 0:
+        raise InputError("give at least one stage, one sample and some minutes")
     out = Path(given.out)
     setting = Setting(out=out, block=BLOCK, minutes=given.minutes, samples=given.samples, dry_run=given.dry_run)
-    return PilotConfig(setting=setting, arms=arms, rates=rates, seed=given.seed)
+    return PilotConfig(setting=setting, arms=arms, rates=rates, seed=given.seed, stages=STAGES[: given.stages])
 
 
 def pilot(config: PilotConfig) -> int:
