@@ -38,8 +38,9 @@ def test_dry_runs_print_commands_and_write_nothing(studies, tmp_path, capsys):
     arms = len(studies["teaching"].ARMS)
     assert sum("mezzotint.launch.train" in line for line in said) == 2 * arms * stages
     asked = [line for line in said if str(tmp_path / "s" / "results.jsonl") in line]
-    assert len(asked) == 2 * arms * 2 * 2  # seeds, models, tasks; the training length and then the others
-    assert sum("--rope-scaling" in line for line in asked) == 2 * 2 * 2 * 2  # of the two models with rotary positions
+    # seeds and tasks: the training length of each model, then the others, one by one where positions are scaled
+    assert len(asked) == 2 * 2 * (arms + (arms - 2) + 2 * 4)
+    assert sum("--rope-scaling ntk=16" in line and "--lengths 2560" in line for line in asked) == 2 * 2 * 2
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,8 +130,10 @@ def test_the_studys_table_counts_learned_seeds_and_leaves_out_the_others(studies
     """Two seeds of one model, one of which did not learn: its cells are not in the sums, and never called collapsed."""
     report = studies["length_report"]
     shares = {("mamba-seed1", 160): 10, ("mamba-seed1", 320): 9, ("mamba-seed2", 160): 8, ("attention-seed1", 160): 3}
+    shares |= {("mamba-seed1+ntk2", 320): 5}
     out = tmp_path / "results.jsonl"
-    with ResultsFile(out, subjects={"mamba-seed1": "a", "mamba-seed2": "b", "attention-seed1": "c"}) as results:
+    names = {subject: subject for subject, _ in shares} | {"mamba-seed2": "b"}
+    with ResultsFile(out, subjects=names) as results:
         for (subject, length), right in shares.items():
             for index in range(10):
                 identity = {"task": "retrieval/mqar", "subject": subject, "length": length, "index": index}
@@ -139,7 +142,8 @@ def test_the_studys_table_counts_learned_seeds_and_leaves_out_the_others(studies
     assert "| mamba | 1 of 2 | 1.000 [0.722, 1.000], n=10 | 0.900 [0.596, 0.982], n=10 |" in text
     assert "| attention | 0 of 1 | not learned: 0.300 [0.108, 0.603], n=10 | - |" in text
     lines = (tmp_path / "made" / "length.csv").read_text().splitlines()
-    assert len(lines) == 5 and "mqar,mamba,2,1,8,10,0.8" in "\n".join(lines)
+    assert "| mamba+ntk | 1 of 2 | 1.000 [0.722, 1.000], n=10 | 0.500 [0.237, 0.763], n=10 |" in text
+    assert len(lines) == 8 and "mqar,mamba,2,1,8,10,0.8" in "\n".join(lines)
     assert (tmp_path / "made" / "length.png").stat().st_size > 1000
     more = tmp_path / "results.jsonl"
     with ResultsFile(more, subjects={"mamba-seed2": "b"}) as results:  # the second seed was found to know after all
@@ -177,7 +181,7 @@ def test_the_studies_run_and_go_on(studies, tmp_path, monkeypatch):
     assert ran.count("mezzotint.launch.train") == 2 and ran.count("mezzotint.data") == 2
     rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     subjects = {row["identity"]["subject"] for row in rows if "identity" in row}
-    assert subjects == {"hybrid-seed1", "hybrid-seed1+yarn16"}
+    assert subjects == {"hybrid-seed1", *(f"hybrid-seed1+ntk{multiple}" for multiple in (2, 4, 8, 16))}
     table = (tmp_path / "made" / "length.md").read_text()
     ran.clear()
     assert length.main([*command, "--folder", str(tmp_path / "made")]) == 0

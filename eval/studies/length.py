@@ -8,7 +8,7 @@
 Every model is taught both tasks by the curriculum of the pilot, until it answers held-out samples of both at the training
 length or has spent its minutes. A task that a model answers below LEARNED at the training length is "not learned" and not
 asked any further: its longer prompts would say nothing about length. Models with rotary positions are asked once more with
-scaled ones, the weights as they are. Everything goes on where it stopped.
+scaled ones (NTK, the factor being the multiple), the weights as they are. Everything goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TASKS = ASKED
 MULTIPLES = (1, 2, 4, 8, 16)
 LEARNED = 0.9
 SCALED = ("attention", "hybrid")  # arms with rotary positions
-SCALING = "yarn=16"
+SCALING = "ntk"  # leaves the highest frequency, by which neighbours are told apart, as it is
 FOLDER = Path(__file__).with_name("length")  # of the table and the figure
 
 
@@ -106,11 +106,18 @@ def study(config: StudyConfig) -> None:
 
 
 def ask(config: StudyConfig, release: Path, task: str, spelled: str, *, scaled: bool) -> None:
-    """The training length, and if the task is learned the longer ones; then the same with scaled positions."""
-    scaling = ("--rope-scaling", SCALING) if scaled else ()
-    _retrieve(config, release, spelled, MULTIPLES[:1], *scaling)
-    if config.setting.dry_run or share(read_results(config.results), release.name, task) >= LEARNED:
-        _retrieve(config, release, spelled, MULTIPLES[1:], *scaling)
+    """The training length, and if the task is learned the longer ones, with scaled positions too where there are some.
+
+    The factor is the multiple: at the training length the scaled model is the model itself.
+    """
+    _retrieve(config, release, spelled, MULTIPLES[:1])
+    if not config.setting.dry_run and share(read_results(config.results), release.name, task) < LEARNED:
+        return
+    if not scaled:
+        _retrieve(config, release, spelled, MULTIPLES[1:])
+        return
+    for multiple in MULTIPLES[1:]:
+        _retrieve(config, release, spelled, (multiple,), "--rope-scaling", f"{SCALING}={multiple}")
 
 
 def _retrieve(config: StudyConfig, release: Path, spelled: str, multiples: Sequence[int], *more: str) -> None:

@@ -15,6 +15,7 @@ from mezzotint.eval.report_files import write_table
 from mezzotint.eval.results import read_results
 
 SEED = re.compile(r"-seed(\d+)")
+SCALED = re.compile(r"\+([a-z]+)[\d.]+$")  # rotary positions scaled by the multiple: at 1x the model itself
 NOT_LEARNED = "not learned"
 
 
@@ -57,10 +58,14 @@ def cells_of(rows: Iterable[dict], *, trained: int) -> list[Cell]:
         found = SEED.search(identity["subject"])
         if row["status"] != "ok" or found is None or identity["length"] % trained:
             continue
-        arm = SEED.sub("", identity["subject"])
+        arm = SCALED.sub(r"+\1", SEED.sub("", identity["subject"]))
         key = (identity["task"].removeprefix("retrieval/"), arm, int(found[1]), identity["length"] // trained)
         right, n = counts.get(key, (0, 0))
         counts[key] = right + bool(row["values"]["correct"]), n + 1
+    for task, arm in {(task, arm) for task, arm, _, _ in counts if "+" in arm}:
+        base = arm.partition("+")[0]
+        for key in [key for key in counts if (key[0], key[1], key[3]) == (task, base, 1)]:
+            counts[task, arm, key[2], 1] = counts[key]
     return [Cell(*key, *count) for key, count in sorted(counts.items())]
 
 
