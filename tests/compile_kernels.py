@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mezzotint.models.ops import triton_attend, triton_block_step, triton_read
+from mezzotint.models.ops import triton_attend, triton_block_step, triton_read, triton_scan
 
 WIDTH = {"bf16": tl.bfloat16, "fp32": tl.float32}
 REAL = {"eps": "fp32", "scale": "fp32"}  # scalars that are no int
@@ -79,6 +79,12 @@ def main() -> None:
         results.append(
             compile_kernel(triton_attend._join_kernel, narrow, {"out", "lse"}, set(), join, {"num_warps": 1})
         )
+        carry = {"BN": 32, "BP": 64, "WIDE": tl.float32}
+        for kernel, wide in (
+            (triton_scan._forward_kernel, {"decay", "state", "states"}),
+            (triton_scan._backward_kernel, {"grad", "decay", "states", "dstate", "shares"}),
+        ):
+            results.append(compile_kernel(kernel, narrow, wide, set(), carry, {}))
     Path(sys.argv[1]).write_text(json.dumps(results, indent=1))
 
 

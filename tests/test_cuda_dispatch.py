@@ -31,6 +31,7 @@ def chosen(monkeypatch):
     monkeypatch.setattr(flex_backend, "_compiled", lambda: flex_attention)
     monkeypatch.setattr(fused_step, "takes", lambda x, layout, state: state is not None and fused_step.fits(layout))
     monkeypatch.setattr(triton_checks, "reads", lambda x: True)
+    monkeypatch.setattr(triton_checks, "scans", lambda state: True)
     counted(fused_step, "run")
     counted(cuda_attention, "_cached")
     counted(flex_backend, "attend")
@@ -46,7 +47,8 @@ def test_decoding_through_the_kernels_is_the_plain_training_pass(pattern, chosen
     case = random_case(config, blocks=4, documents=False)
     with monkeypatch.context() as plain:
         plain.setattr(cuda_attention, "serves", lambda device, dtype, cached: False)
-        plain.setattr(triton_checks, "reads", lambda x: False)
+        for name in ("reads", "scans"):
+            plain.setattr(triton_checks, name, lambda x: False)
         expected = model(case.clean, case.noisy, case.frontiers)
     state = model.commit(case.clean[:, :6], model.start(2, 12))
     assert_close(model.denoise(case.noisy[:, 2], state), expected[:, 2])
@@ -69,7 +71,8 @@ def test_a_training_pass_through_flex_attention(pattern, chosen, monkeypatch):
     found = model(case.clean, case.noisy, case.frontiers, documents=case.documents)
     assert chosen.get("attend", 0) == pattern.count("A")
     monkeypatch.setattr(cuda_attention, "serves", lambda device, dtype, cached: False)
-    monkeypatch.setattr(triton_checks, "reads", lambda x: False)
+    for name in ("reads", "scans"):
+        monkeypatch.setattr(triton_checks, name, lambda x: False)
     assert_close(found, model(case.clean, case.noisy, case.frontiers, documents=case.documents))
 
 

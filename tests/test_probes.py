@@ -48,6 +48,11 @@ def test_our_kernels_pass_their_checks(check):
     assert "was off by" in failure(lambda: off, 1e-4)
 
 
+def test_the_scan_passes_its_check():
+    pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
+    assert failure(lambda: triton_checks._scan(CPU), 1e-4) is None
+
+
 def test_flash_attn_passes_its_check(monkeypatch):
     kernel = flash_reference()
     monkeypatch.setattr(flash_attn_backend, "load", lambda: (kernel, ""))

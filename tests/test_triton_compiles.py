@@ -23,6 +23,7 @@ def test_kernels_compile_for_sm_90(tmp_path):
     )
     found = json.loads((tmp_path / "found.json").read_text())
     names = {"_conv_kernel", "_step_kernel", "_norm_kernel", "_read_kernel", "_part_kernel", "_join_kernel"}
+    names |= {"_forward_kernel", "_backward_kernel"}
     assert {row["kernel"] for row in found} == names
     for row in found:
         assert row["bytes"] > 0 and row["shared"] <= SHARED, row

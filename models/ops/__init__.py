@@ -46,6 +46,8 @@ def backends(device: torch.device) -> list[Backend]:
         Backend("mamba step", "torch", None),
         Backend("clean ssd", "mamba_ssm", mamba_ssm_backend.declined(device)),
         Backend("clean ssd", "torch", None),
+        Backend("state scan", "triton", triton_checks.scan_declined(device)),
+        Backend("state scan", "torch", None),
         Backend("prefix read", "triton", triton_checks.read_declined(device)),
         Backend("prefix read", "torch", None),
         Backend("ssd", "torch", None),

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..layout import pick
+from . import triton_checks
 
 SLAB_ELEMENTS = 1 << 17  # entries of one (blocks, H, G, G) temporary on a CPU: half a megabyte in float32
 
@@ -28,6 +29,10 @@ def in_block(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tenso
 
 def scan_states(update: Tensor, decay: Tensor, state: Tensor) -> Tensor:
     """S_0 = state, S_{z+1} = decay_z S_z + update_z; update (Bt, Z, N, H, P), decay (Bt, Z, H) -> (Bt, Z+1, N, H, P)."""
+    if triton_checks.scans(state):
+        from .triton_scan import scan
+
+        return scan(update, decay, state)
     return _StateScan.apply(update, decay, state)
 
 

@@ -24,6 +24,16 @@ def read_declined(device: torch.device) -> str | None:
     return triton_lang.declined(device) or _read_checked(device)
 
 
+def scan_declined(device: torch.device) -> str | None:
+    """None if the scan over chunk states serves `device`, else the reason in a sentence."""
+    return triton_lang.declined(device) or _scan_checked(device)
+
+
+def scans(state: Tensor) -> bool:
+    """Whether chunk states (..., float32) are scanned by the kernel, which has a backward pass."""
+    return state.is_cuda and state.dtype == torch.float32 and scan_declined(state.device) is None
+
+
 def reads(x: Tensor) -> bool:
     """Whether blocks x read their prefix through the kernel, which has no backward pass and no float64."""
     return x.is_cuda and not torch.is_grad_enabled() and x.dtype in NARROW and read_declined(x.device) is None
@@ -32,6 +42,11 @@ def reads(x: Tensor) -> bool:
 @functools.cache
 def _attend_checked(device: torch.device) -> str | None:
     return failure(lambda: _attend(device), TOLERANCE)
+
+
+@functools.cache
+def _scan_checked(device: torch.device) -> str | None:
+    return failure(lambda: _scan(device), 1e-4)  # in float32
 
 
 @functools.cache
@@ -85,3 +100,19 @@ def _read(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> list[Pai
         starts=torch.zeros_like(frontiers), chunk_blocks=R,
     )  # fmt: skip
     return [(found, expected)]
+
+
+def _scan(device: torch.device) -> list[Pair]:
+    """Four chunks of a state of 64 x 2 x 64, with gradients."""
+    from .ssd_parts import _StateScan
+    from .triton_scan import scan
+
+    draws = torch.Generator().manual_seed(0)
+    update, state = (torch.randn(shape, generator=draws).to(device) for shape in ((2, 4, 64, 2, 64), (2, 64, 2, 64)))
+    decay = torch.rand((2, 4, 2), generator=draws).to(device)
+    results = []
+    for function in (scan, _StateScan.apply):
+        own = [leaf.detach().requires_grad_() for leaf in (update, decay, state)]
+        states = function(*own)
+        results.append([states.detach(), *torch.autograd.grad(states.square().sum(), own)])
+    return list(zip(results[0], results[1]))
