@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 SLAB_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # scores that exist at one time: 4 MB and 512 MB in float32
+MATRIX_PRODUCTS = 1 << 24  # multiplications of a matrix that is worth a call of its own (measured)
 BLIND = -1e30  # log-sum-exp of a query that sees no key: finite, and far below any score
 
 Slab = tuple[slice, slice, slice]  # batch rows, heads, keys
@@ -43,11 +44,11 @@ def backward(
         batch, heads, keys = slab
         rows, held = (batch, heads), (batch, heads, keys)
         weights = _scores(q, k, mask, slab).sub_(lse[rows]).exp_()
-        dv[held] = torch.matmul(weights.to(q.dtype).transpose(-1, -2), grad[rows])
-        dscores = torch.matmul(grad[rows], v[held].transpose(-1, -2)).to(wide).sub_(delta[rows])
+        dv[held] = _product(weights.to(q.dtype).transpose(-1, -2), grad[rows])
+        dscores = _product(grad[rows], v[held].transpose(-1, -2)).to(wide).sub_(delta[rows])
         dscores = dscores.mul_(weights).mul_(scale).to(q.dtype)
-        dk[held] = torch.matmul(dscores.transpose(-1, -2), q[rows])
-        asked = torch.matmul(dscores, k[held])
+        dk[held] = _product(dscores.transpose(-1, -2), q[rows])
+        asked = _product(dscores, k[held])
         dq[rows] = asked if keys.start == 0 else dq[rows] + asked
     return dq, dk, dv
 
@@ -67,16 +68,29 @@ def _part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, slab: Slab, blin
     if blind:  # 0/0 where no key is seen
         weights.nan_to_num_(0.0)
         lse = lse.nan_to_num_(BLIND)
-    return torch.matmul(weights.to(q.dtype), v[slab]), lse
+    return _product(weights.to(q.dtype), v[slab]), lse
 
 
 def _scores(q: Tensor, k: Tensor, mask: Tensor | None, slab: Slab) -> Tensor:
     """q k^T / sqrt(P) + mask of a slab, in float32 or wider."""
     batch, heads, keys = slab
-    scores = torch.matmul(q[batch, heads], k[slab].transpose(-1, -2)).to(_wide(q)).mul_(q.shape[-1] ** -0.5)
+    scores = _product(q[batch, heads], k[slab].transpose(-1, -2)).to(_wide(q)).mul_(q.shape[-1] ** -0.5)
     if mask is not None:
         scores += mask[batch if len(mask) > 1 else slice(None), :, :, keys]
     return scores
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """(Bt, H, L, X) by (Bt, H, X, Y). Large ones on a CPU go matrix by matrix, where a batched product would copy keys that
+    are a part of longer ones."""
+    size = a.shape[-2] * a.shape[-1] * b.shape[-1]
+    if a.device.type != "cpu" or a.dtype.itemsize > 2 or size < MATRIX_PRODUCTS:
+        return torch.matmul(a, b)
+    out = a.new_empty(*a.shape[:-1], b.shape[-1])
+    for row in range(len(a)):
+        for head in range(a.shape[1]):
+            torch.mm(a[row, head], b[row, head], out=out[row, head])
+    return out
 
 
 def _slabs(q: Tensor, k: Tensor) -> Iterator[Slab]:
