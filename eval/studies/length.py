@@ -20,7 +20,7 @@ from pathlib import Path
 
 import length_report  # beside this file
 from curriculum import ASKED, BLOCK, RATES, STAGES, TRAINED
-from teaching import ARMS, Pupil, Round, Setting, adopt, call, teach
+from teaching import ARMS, Pupil, Round, Setting, Stage, adopt, call, teach
 
 from mezzotint.data.cli import run_command
 from mezzotint.data.errors import InputError
@@ -42,6 +42,13 @@ class StudyConfig:
     arms: tuple[str, ...]
     seeds: tuple[int, ...]
     samples: int  # of a cell
+    stages: tuple[Stage, ...]
+
+    @property
+    def tasks(self) -> dict[str, str]:
+        """The tasks that the last stage taught, by name."""
+        taught = {spelled for spelled, _ in self.stages[-1].asked}
+        return {name: spelled for name, spelled in TASKS.items() if spelled in taught}
 
     @property
     def results(self) -> Path:
@@ -53,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="runs/study", metavar="FOLDER", help="default: %(default)s")
     parser.add_argument("--arms", default=",".join(ARMS), metavar="LIST", help="default: %(default)s")
+    parser.add_argument("--stages", type=int, default=len(STAGES), metavar="N", help="of the curriculum (default: all)")
     parser.add_argument("--seeds", default="1,2,3", metavar="LIST", help="default: %(default)s")
     parser.add_argument("--minutes", type=float, default=20.0, metavar="M", help="core-minutes a model (default: 20)")
     parser.add_argument("--samples", type=int, default=200, metavar="N", help="of a cell (default: %(default)s)")
@@ -84,11 +92,11 @@ def _config(given: argparse.Namespace) -> StudyConfig:
         seeds = tuple(int(seed) for seed in given.seeds.split(","))
     except ValueError:
         raise InputError(f"--seeds is {given.seeds!r}; write for example 1,2,3") from None
-    if min(given.samples, given.looks) < 1 or given.minutes <= 0:
-        raise InputError("give at least one sample and some minutes")
+    if min(given.samples, given.looks, given.stages) < 1 or given.minutes <= 0:
+        raise InputError("give at least one stage, one sample and some minutes")
     out = Path(given.out)
     setting = Setting(out=out, block=BLOCK, minutes=given.minutes, samples=given.looks, dry_run=given.dry_run)
-    return StudyConfig(setting=setting, arms=arms, seeds=seeds, samples=given.samples)
+    return StudyConfig(setting=setting, arms=arms, seeds=seeds, samples=given.samples, stages=STAGES[: given.stages])
 
 
 def study(config: StudyConfig) -> None:
@@ -96,12 +104,12 @@ def study(config: StudyConfig) -> None:
     for seed in config.seeds:
         for arm in config.arms:
             pupil = Pupil(arm, RATES[arm], seed)
-            rounds = teach(config.setting, pupil, STAGES)
+            rounds = teach(config.setting, pupil, config.stages)
             release = config.setting.out / "releases" / f"{arm}-seed{seed}"
             if not config.setting.dry_run:
                 adopt(rounds[-1].release, release)
                 print(f"{pupil.name}: {_words(rounds)}", flush=True)
-            for task, spelled in TASKS.items():
+            for task, spelled in config.tasks.items():
                 ask(config, release, task, spelled, scaled=arm in SCALED)
 
 
