@@ -1,11 +1,13 @@
-"""The same claims on a CUDA device: parity in float64, gradients against the CPU, bfloat16 close to float32."""
+"""The same claims on a CUDA device: parity in float64, gradients against the CPU, and the kernels that are chosen there."""
 
 import pytest
 import torch
 
 from mezzotint.models.config import ModelConfig
 from mezzotint.models.denoiser import Denoiser
+from mezzotint.models.ops import backends
 
+OURS = {"triton", "flex_attention"}  # need nothing that torch does not bring
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and none is here"),
@@ -61,3 +63,46 @@ def test_autocast_stays_close(pattern):
     with torch.autocast("cuda", torch.bfloat16):
         found = model(clean[:, :-G], noisy, frontiers, documents)[..., 3:].float()
     assert (found - expected).abs().mean() < 0.02 * expected.std()
+
+
+def test_no_backend_of_our_own_is_declined():
+    table = backends(torch.device("cuda"))
+    assert {f"{b.op}: {b.declined}" for b in table if b.name in OURS and b.declined} == set()
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-3), (torch.bfloat16, 0.06)], ids=str)
+@pytest.mark.parametrize("pattern", PATTERNS)
+@torch.no_grad()
+def test_decoding_by_kernels_is_the_float64_training_pass(pattern, dtype, tolerance):
+    """Ragged commits too; mean difference over the spread of the logits: 24 or 8 bits, over a few layers."""
+    model, clean, noisy, frontiers, _ = setting(pattern, "cpu")
+    expected = model(clean[:, :-G], noisy, frontiers)[..., 3:]
+    model, clean, noisy = model.to("cuda", dtype), clean.cuda(), noisy.cuda()
+    state = model.start(ROWS, BLOCKS * G)
+
+    def close(logits, block: int, rows=slice(None)) -> None:
+        error = (logits[rows, :, 3:].double().cpu() - expected[rows, block]).abs().mean()
+        assert error < tolerance * expected.std()
+
+    close(model.denoise(noisy[:, 0], state), 0)
+    for block in range(1, BLOCKS - 1):
+        logits, state = model.advance(clean[:, (block - 1) * G : block * G], noisy[:, block], state)
+        close(logits, block)
+    last = torch.tensor([1, 0, 1])
+    logits, state = model.advance(clean[:, (BLOCKS - 2) * G : -G], noisy[:, BLOCKS - 1], state, blocks=last)
+    close(logits, BLOCKS - 1, rows=torch.tensor([0, 2]))
+    whole = model.commit(clean[:, : 4 * G], model.start(ROWS, BLOCKS * G))  # prefill of several blocks
+    close(model.denoise(noisy[:, 4], whole), 4)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_gradients_under_autocast_point_the_same_way(pattern):
+    """The training pass in bfloat16, kernels chosen as they are, against float64 on the CPU."""
+    found = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        model, clean, noisy, frontiers, documents = setting(pattern, device, dtype)
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == torch.float32):
+            logits = model(clean[:, :-G], noisy, frontiers, documents)[..., 3:]
+        logits.to(dtype).log_softmax(-1)[..., 0].sum().backward()
+        found.append(torch.cat([p.grad.double().cpu().flatten() for p in model.parameters() if p.grad is not None]))
+    assert torch.nn.functional.cosine_similarity(*found, dim=0) > 0.99

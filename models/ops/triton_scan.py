@@ -1,6 +1,6 @@
 """The scan over chunk states as one Triton kernel each way: every state is written once, every update read once.
 
-Plain torch does it in two small operations a chunk, whose launches alone cost as much as the products of a layer.
+Plain torch does it in two small operations a chunk, each a launch of its own.
 """
 
 from __future__ import annotations
