@@ -20,6 +20,7 @@ from mezzotint.models.config import BACKBONES, parameter_count, preset
 from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.errors import InputError
 from mezzotint.models.layout import make_layout, pick
+from mezzotint.models.ops import ssd_parts
 from mezzotint.models.weights import config_dict, load_config, parameter_dtype
 from mezzotint.training import plan_activations
 from mezzotint.training.build import make_plan
@@ -160,6 +161,19 @@ def test_long_rows_are_extrapolated_from_short_ones(letter, frontiers, last, mon
         measured = layer_bytes(p, letter, last=last)
     for field in dataclasses.fields(found):
         assert getattr(found, field.name) == pytest.approx(getattr(measured, field.name), rel=0.05), field.name
+
+
+@pytest.mark.parametrize("precision", ["autocast", "float32"])
+def test_a_scan_counts_as_one_that_is_taken_chunk_by_chunk(precision, monkeypatch):
+    p = a_pass("mamba", "all", precision)
+    real = ssd_parts._StateScan
+    with kernels_of("cuda"):
+        assert ssd_parts._StateScan is not real
+        found = layer_bytes(p, "M", last=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(ssd_parts, "_StateScan", real)
+            measured = layer_bytes(p, "M", last=False)
+    assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(measured), rel=1e-3)
 
 
 # -- engine --------------------------------------------------------------------------------------------------------

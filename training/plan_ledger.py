@@ -128,6 +128,25 @@ class _Flex(torch.autograd.Function):
         return grads
 
 
+class _Scan(torch.autograd.Function):
+    """What `ssd_parts` keeps and makes in a scan, without operations for every chunk: they are most of a plan's time."""
+
+    @staticmethod
+    def forward(ctx: Any, update: Tensor, decay: Tensor, state: Tensor) -> Tensor:
+        states = state.new_empty(len(state), update.shape[1] + 1, *state.shape[1:])
+        ctx.save_for_backward(decay, states)
+        ctx.update_dtype = update.dtype
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        decay, _ = ctx.saved_tensors
+        dupdate, ddecay = grad.new_empty(grad[:, 1:].shape, dtype=ctx.update_dtype), torch.empty_like(decay)
+        dstate = grad[:, 0].clone()
+        dstate.clone()  # of one chunk beside that of the next
+        return dupdate, ddecay, dstate
+
+
 @contextmanager
 def kernels_of(device: str) -> Iterator[None]:
     """Operations go the way they go on `device`, though stand-ins say that they are on the CPU.
@@ -141,6 +160,7 @@ def kernels_of(device: str) -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [
         (flash_cpu, "declined", lambda *_: "planned for a GPU"),
         (ssd_parts, "SLAB_ELEMENTS", sys.maxsize),
+        (ssd_parts, "_StateScan", _Scan),
         (slabs, "ELEMENTS", sys.maxsize),
         (cuda_attention, "serves", lambda device, dtype, *, cached: not cached),
         (flex_backend, "plan_flex", lambda lo, hi, **sizes: flex_backend.FlexPlan(None, None, compiled=False)),
