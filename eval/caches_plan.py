@@ -172,13 +172,14 @@ def kind_of(subject: Subject, given: str | None) -> str:
 
 def list_cells(
     subjects: list[tuple[Subject, str]], config: CachesConfig, prompts: dict[str, str]
-) -> tuple[list[Cell], list[str]]:
-    """All cells that have an object, the uncached decode first, and the sentences of the policies that have none.
+) -> tuple[list[Cell], dict[str, list[str]]]:
+    """All cells that have an object, the uncached decode first, and by sentence the subjects where a policy has none.
 
     subjects with their kinds; prompts: what those of each subject are. Raises InputError where nothing is left but none,
     though something else was asked for, and for policies that share parts where none is named.
     """
-    cells, sentences = [], []
+    cells: list[Cell] = []
+    sentences: dict[str, list[str]] = {}
     for policy in config.policies:
         if policy.spans and config.shared is None:
             raise InputError(f"policy {policy.name} shares parts of prompts: say which with --shared, as in prefix=0.5")
@@ -195,7 +196,7 @@ def list_cells(
                 check_policy(policy, subject, config)
                 able.append(policy)
             else:
-                sentences.append(f"{subject.name}: {sentence}")
+                sentences.setdefault(sentence, []).append(subject.name)
         cells += [
             Cell(subject, kind, policy, length, batch, prompts[subject.name], config)
             for length in sorted(set(config.lengths))

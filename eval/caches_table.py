@@ -11,15 +11,15 @@ from mezzotint.eval.intervals import mean_and_error, wilson
 from mezzotint.eval.plots import short_count
 
 HEADER = (
-    "| subject | policy | tokens | batch | n | tokens/s | speed-up | NFE | recomputed, tokens | of uncached | held, kB | "
+    "| subject | policy | tokens | batch | n | tokens/s | speed-up | NFE | recomputed, tokens | of uncached | peak, kB | end, kB | "
     "decisions | agreement | nats/token | correct |\n"
-    "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
 )
 NOTE = (
     "tokens/s: written tokens of all rows over all seconds, prompt and preparation included, mean over batches ± standard "
     "error. speed-up: over `none` of the same cell. recomputed: tokens a sample that decoding ran through the layers; of "
-    "uncached: over what the same passes run without a cache of the canvas. held: the most bytes of keys, values, states "
-    "and shared parts, for the whole batch. decisions: share of the time spent in the policy. agreement: tokens equal to "
+    "uncached: over what the same passes run without a cache of the canvas. peak, end: the most bytes of keys, values, "
+    "states and shared parts held at one time, and those at the end, for the whole batch. decisions: share of the time spent in the policy. agreement: tokens equal to "
     "those of `none`; nats/token: bound of what was written under the model itself; correct: questions answered, Wilson "
     "95%. ± is one standard error over samples."
 )
@@ -37,6 +37,7 @@ class Line:
     recomputed: float
     share: float
     peak_bytes: int
+    end_bytes: int
     decisions: float
     agreement: tuple[float, float]
     nats: tuple[float, float]
@@ -64,6 +65,7 @@ def lines_of(cells: list[Cell], rows: dict[Cell, list[dict]]) -> list[Line]:
                 recomputed=_mean([value["tokens_recomputed"] for value in values]),
                 share=sum(v["tokens_recomputed"] for v in values) / sum(v["tokens_uncached"] for v in values),
                 peak_bytes=max(value["peak_bytes"] for value in values),
+                end_bytes=max(value["held_bytes"] for value in values),
                 decisions=sum(v["decision_seconds"] for v in batches) / sum(v["seconds"] for v in batches),
                 agreement=mean_and_error([v["agreement"] for v in values if v["agreement"] is not None]),
                 nats=mean_and_error([v["nats"] / max(v["written_tokens"], 1) for v in values if v["nats"] is not None]),
@@ -87,7 +89,7 @@ def _mean(values: Sequence[float]) -> float:
     return mean_and_error(values)[0]
 
 
-def table(lines: list[Line], sentences: list[str]) -> str:
+def table(lines: list[Line], sentences: dict[str, list[str]]) -> str:
     """Markdown; what had no object below it."""
     out = [HEADER]
     for line in lines:
@@ -99,10 +101,10 @@ def table(lines: list[Line], sentences: list[str]) -> str:
         out.append(
             f"| {cell.subject.name} | {cell.spelled} | {short_count(cell.length)} | {cell.batch} | {line.n} | "
             f"{with_error(line.rate, 1)} | {with_error(line.speed_up, 2)} | {line.nfe:.1f} | {line.recomputed:.0f} | "
-            f"{line.share:.3f} | {line.peak_bytes / 1000:.0f} | {line.decisions:.1%} | {with_error(line.agreement, 3)} | "
+            f"{line.share:.3f} | {line.peak_bytes / 1000:.0f} | {line.end_bytes / 1000:.0f} | {line.decisions:.1%} | {with_error(line.agreement, 3)} | "
             f"{with_error(line.nats, 3)} | {correct} |"
         )
-    notes = [f"- {sentence}" for sentence in dict.fromkeys(sentences)]
+    notes = [f"- {', '.join(subjects)}: {sentence}" for sentence, subjects in sentences.items()]
     return "\n".join([*out, "", NOTE, *(["", "Without an object:", *notes] if notes else [])])
 
 
