@@ -18,6 +18,7 @@ from mezzotint.data.sources import Position
 from mezzotint.data.synthetic_rows import Job, make_all
 from mezzotint.data.tasks.catalog import HELDOUT, TRAIN
 from mezzotint.data.tasks.keyed import FORMAT
+from mezzotint.data.tasks.mixture import FORMAT as ROW_FORMAT
 from mezzotint.data.tasks.mixture import Mixture, parse_item
 from mezzotint.data.tasks.vocabulary import STDLIB, Vocabulary
 from mezzotint.data.tasks.wording import NAME, write_tokenizer
@@ -117,6 +118,7 @@ def _settings(config: SyntheticConfig, vocabulary: Vocabulary) -> dict[str, Any]
     uses_text = any("=text" in task or "/text" in task for task in config.tasks)
     return {
         "generators": FORMAT,
+        "rows": ROW_FORMAT,
         "tasks": list(config.tasks),
         "tokens": config.tokens,
         "row_length": config.row_length,

@@ -15,8 +15,9 @@ from mezzotint.data.__main__ import main
 from mezzotint.data.errors import InputError
 from mezzotint.data.rows import RowSource
 from mezzotint.data.synthetic import SyntheticConfig, mixture_of, synthesize
+from mezzotint.data.tasks import mixture as mixture_module
 from mezzotint.data.tasks.catalog import HELDOUT, TEST, TRAIN, make_sample, named, parse_task
-from mezzotint.data.tasks.mixture import STAGE_STEP, parse_item
+from mezzotint.data.tasks.mixture import STAGE_STEP, Mixture, parse_item
 from mezzotint.data.tasks.vocabulary import Vocabulary
 from mezzotint.data.tasks.wording import wording, write_tokenizer
 from mezzotint.data.tokenizer import load_tokenizer
@@ -204,6 +205,22 @@ def test_weights_are_shares_of_rows_and_choices_are_even(words):
                 pairs[len({*document[-25:-1:2]})] += 1
     assert 160 < kinds[True] < 240
     assert set(pairs) == {1, 2, 4} and max(pairs.values()) < 1.3 * min(pairs.values())
+
+
+def test_needles_of_training_text_stand_everywhere_and_often_at_both_ends(words, monkeypatch):
+    """Tests ask at depths 0 and 1 as often as at any other; even draws would hardly ever teach them."""
+    depths, real = [], mixture_module.make_sample
+
+    def seen(task, **asked):
+        depths.append(asked["depth"])
+        return real(task, **asked)
+
+    monkeypatch.setattr(mixture_module, "make_sample", seen)
+    mixture = Mixture((parse_item("mqar:pairs=2:length=64", row_length=256),), 256, 16, seed=1)
+    for number in range(200):
+        list(mixture.row(TRAIN, number, words))
+    shares = np.histogram(depths, bins=[0.0, 1e-9, 0.25, 0.5, 0.75, 1 - 1e-9, 1.1])[0] / len(depths)
+    assert len(depths) == 800 and np.abs(shares - [0.1, 0.2, 0.2, 0.2, 0.2, 0.1]).max() < 0.05
 
 
 def test_a_stage_takes_the_first_part_of_every_list(words):

@@ -12,6 +12,7 @@ from mezzotint.data.tasks.keyed import Keyed
 from mezzotint.data.tasks.sample import Task
 from mezzotint.data.tasks.vocabulary import Vocabulary
 
+FORMAT = 2  # of rows: raised when they are put together in another way from the same samples
 STAGE_STEP = 2**40  # sample numbers of one stage, so that stages share none
 
 
@@ -98,7 +99,7 @@ class Mixture:
                 length=length - draws.below(self.block),
                 seed=self.seed,
                 index=self.stage[0] * STAGE_STEP + number * self.row_length + place,
-                depth=draws.uniform(),
+                depth=min(1.0, max(0.0, 1.25 * draws.uniform() - 0.125)),  # a tenth of all at either end, as tests have
                 vocabulary=vocabulary,
                 purpose=split,
                 exact=True,
