@@ -23,7 +23,7 @@ REAL = {"eps": "fp32", "scale": "fp32"}  # scalars that are no int
 def compile_kernel(kernel, narrow: str, wide: set[str], whole: set[str], constants: dict, options: dict) -> dict:
     """Compile as a launch would: pointers and sizes divisible by 16. narrow: type of pointers that are in neither set."""
     scalars = {"width", "tokens", "G", "H", "P", "N", "inner", "channels", "eps", "M", "m", "Z", "R"}
-    scalars |= {"scale", "batch", "kv_heads", "rows", "tiles", "splits", "stride", "parts"}
+    scalars |= {"scale", "batch", "kv_heads", "rows", "tiles", "splits", "stride", "parts", "span"}
     scalars |= {name for name in kernel.arg_names if name.endswith(("_row", "_token", "_head", "_block"))}
     signature, attributes = {}, {}
     for place, name in enumerate(kernel.arg_names):
@@ -70,11 +70,13 @@ def main() -> None:
         wide = {"run", "dt", "clean_run", "states"}
         whole = {"frontiers", "starts"}
         results.append(compile_kernel(read._read_kernel, narrow, wide, whole, common | products | {"BN": 128}, tight))
-        for rows in (32, 64):  # multi-head; five query heads on each of 8 key heads
-            sizes = {"BR": rows, "BK": 64, "BP": 128, "BG": 32, "OWN": True, "WIDE": tl.float32, "DOT": dot}
-            part = sizes | {"PRECISION": "tf32x3"}
-            kernel = triton_attend._part_kernel
-            results.append(compile_kernel(kernel, narrow, {"out", "lse"}, {"lo", "hi"}, part, {"num_stages": 2}))
+        stages = 2 if narrow == "bf16" else 1
+        for rows, own in ((32, True), (64, True), (128 if stages == 2 else 64, False)):
+            # multi-head; five query heads on each of 8 key heads; a prefill
+            sizes = {"BR": rows, "BK": 64, "BP": 128, "BG": 32, "OWN": own, "WIDE": tl.float32, "DOT": dot}
+            part, warps = sizes | {"PRECISION": "tf32x3"}, 8 if rows > 64 else 4
+            kernel, how = triton_attend._part_kernel, {"num_stages": stages, "num_warps": warps}
+            results.append(compile_kernel(kernel, narrow, {"out", "lse"}, {"lo", "hi"}, part, how))
         join = {"BP": 128, "WIDE": tl.float32}
         results.append(
             compile_kernel(triton_attend._join_kernel, narrow, {"out", "lse"}, set(), join, {"num_warps": 1})
