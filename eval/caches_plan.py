@@ -196,7 +196,8 @@ def list_cells(
                 check_policy(policy, subject, config)
                 able.append(policy)
             else:
-                sentences.setdefault(sentence, []).append(subject.name)
+                names = sentences.setdefault(sentence, [])
+                names += [] if subject.name in names else [subject.name]
         cells += [
             Cell(subject, kind, policy, length, batch, prompts[subject.name], config)
             for length in sorted(set(config.lengths))

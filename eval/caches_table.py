@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from mezzotint.eval.caches_plan import Cell
 from mezzotint.eval.intervals import mean_and_error, wilson
 from mezzotint.eval.plots import short_count
+from mezzotint.eval.report_section import table as markdown
 
-HEADER = (
-    "| subject | policy | tokens | batch | n | tokens/s | speed-up | NFE | recomputed, tokens | of uncached | peak, kB | end, kB | "
-    "decisions | agreement | nats/token | correct |\n"
-    "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+COLUMNS = (
+    *("subject", "policy", "tokens", "batch", "n", "tokens/s", "speed-up", "NFE", "recomputed, tokens", "of uncached"),
+    *("peak, kB", "end, kB", "decisions", "agreement", "nats/token", "correct"),
 )
 NOTE = (
     "tokens/s: written tokens of all rows over all seconds, prompt and preparation included, mean over batches ± standard "
     "error. speed-up: over `none` of the same cell. recomputed: tokens a sample that decoding ran through the layers; of "
     "uncached: over what the same passes run without a cache of the canvas. peak, end: the most bytes of keys, values, "
-    "states and shared parts held at one time, and those at the end, for the whole batch. decisions: share of the time spent in the policy. agreement: tokens equal to "
-    "those of `none`; nats/token: bound of what was written under the model itself; correct: questions answered, Wilson "
-    "95%. ± is one standard error over samples."
+    "states and shared parts held at one time, and those at the end, for the whole batch. decisions: share of the time "
+    "spent in the policy. agreement: tokens equal to those of `none`; nats/token: bound of what was written under the "
+    "model itself; correct: questions answered, Wilson 95%. ± is one standard error over samples."
 )
 
 
@@ -91,21 +91,22 @@ def _mean(values: Sequence[float]) -> float:
 
 def table(lines: list[Line], sentences: dict[str, list[str]]) -> str:
     """Markdown; what had no object below it."""
-    out = [HEADER]
-    for line in lines:
-        cell = line.cell
-        correct = "-"
-        if line.correct is not None:
-            low, high = wilson(*line.correct)
-            correct = f"{line.correct[0] / line.correct[1]:.3f} [{low:.3f}, {high:.3f}]"
-        out.append(
-            f"| {cell.subject.name} | {cell.spelled} | {short_count(cell.length)} | {cell.batch} | {line.n} | "
-            f"{with_error(line.rate, 1)} | {with_error(line.speed_up, 2)} | {line.nfe:.1f} | {line.recomputed:.0f} | "
-            f"{line.share:.3f} | {line.peak_bytes / 1000:.0f} | {line.end_bytes / 1000:.0f} | {line.decisions:.1%} | {with_error(line.agreement, 3)} | "
-            f"{with_error(line.nats, 3)} | {correct} |"
-        )
     notes = [f"- {', '.join(subjects)}: {sentence}" for sentence, subjects in sentences.items()]
-    return "\n".join([*out, "", NOTE, *(["", "Without an object:", *notes] if notes else [])])
+    shown = markdown(list(COLUMNS), [_cells(line) for line in lines], left=2)
+    return "\n".join([shown, "", NOTE, *(["", "Without an object:", *notes] if notes else [])])
+
+
+def _cells(line: Line) -> list[str]:
+    cell, correct = line.cell, "-"
+    if line.correct is not None:
+        low, high = wilson(*line.correct)
+        correct = f"{line.correct[0] / line.correct[1]:.3f} [{low:.3f}, {high:.3f}]"
+    return [
+        *(cell.subject.name, cell.spelled, short_count(cell.length), str(cell.batch), str(line.n)),
+        *(with_error(line.rate, 1), with_error(line.speed_up, 2), f"{line.nfe:.1f}", f"{line.recomputed:.0f}"),
+        *(f"{line.share:.3f}", f"{line.peak_bytes / 1000:.0f}", f"{line.end_bytes / 1000:.0f}"),
+        *(f"{line.decisions:.1%}", with_error(line.agreement, 3), with_error(line.nats, 3), correct),
+    ]
 
 
 def with_error(value: tuple[float, float], digits: int) -> str:

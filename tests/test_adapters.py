@@ -194,6 +194,10 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(made, tmp_path, monkeyp
         assert run(monkeypatch, *asked(made, name, tmp_path / "run", *more)) == 2
         told = capsys.readouterr().err.strip().splitlines()[-1]
         assert told.startswith("error: ") and sentence in told, told
+    shutil.copytree(made / "row", tmp_path / "row")
+    (tmp_path / "row" / "training.yaml").write_text("data: 3\n")
+    assert run(monkeypatch, *asked(tmp_path, "row", tmp_path / "run")) == 2
+    assert "does not say how long the training rows were" in capsys.readouterr().err
     assert AdaptersConfig(release="r", data="d", run="x", row_length=64).spans(8, bidirectional=False) == (
         (0, 16),
         (16, 32),

@@ -161,9 +161,11 @@ def _start(config: AdaptersConfig, ranks: Ranks) -> AdapterRun:
 def _bidirectional(config: AdaptersConfig, block: int) -> bool:
     """A model whose block is its training row; its recipe lies in the release. Raises InputError where it is missing."""
     path = Path(config.release) / "training.yaml"
-    if not path.is_file():
-        raise InputError(f"{config.release} has no training.yaml, so it does not say how long its training rows were")
-    trained = strict.parse_yaml(path.read_text(encoding="utf-8"), source=str(path))["data"]["row_length"]
+    recipe = strict.parse_yaml(path.read_text(encoding="utf-8"), source=str(path)) if path.is_file() else None
+    data = recipe.get("data") if isinstance(recipe, dict) else None
+    trained = data.get("row_length") if isinstance(data, dict) else None
+    if not isinstance(trained, int):
+        raise InputError(f"{path} does not say how long the training rows were (data.row_length): export the run again")
     if trained == block and config.row_length > block:
         raise InputError(
             f"rows of {config.row_length} tokens are longer than the {block} that {config.release} was made for"
