@@ -67,7 +67,7 @@ def decide(ended: Outcome | None, crashes: Crashes, *, step: int, asked: bool, b
         return Next(again=True, code=STOPPED, sentence=f"{sentence}: starting it again", crashes=counted)
 
     if ended is not None and ended.code not in (CRASHED, HUNG):
-        said = f"the run is {ended.word} after step {ended.step} ({ended.reason})"
+        said = f"the run is {ended.sentence}"
         if ended.code != STOPPED:
             mend = "; look before you start it again" if ended.code == DIVERGED else ""
             return end(ended.code, said if ended.code == DONE else f"{said}: not started again{mend}")
@@ -91,11 +91,12 @@ def decide(ended: Outcome | None, crashes: Crashes, *, step: int, asked: bool, b
 def begin(run: Path) -> None:
     """Before a trainer starts: forget how the last one ended, so that one that cannot even start has no outcome.
 
-    Raises InputError when another trainer is at work there: a script must not stop that one with its own STOP file.
+    Makes the run folder: a trainer that refuses its first start removes one of its own, outcome and all, and could not
+    be told from one that died. Raises InputError when another trainer is at work there: a script must not stop that one
+    with its own STOP file.
     """
-    if run.exists():
-        with lock.hold(run):
-            outcome.remove(run)
+    with lock.hold(run):
+        outcome.remove(run)
 
 
 def conclude(run: Path, *, asked: bool, job: str | None) -> tuple[int, str]:
@@ -126,7 +127,7 @@ def conclude(run: Path, *, asked: bool, job: str | None) -> tuple[int, str]:
 def _ended_here(run: Path, ended: Outcome | None) -> tuple[int, str]:
     if ended is None:
         return CRASHED, f"{run}: the trainer died without a word; the same command goes on from the newest checkpoint"
-    return ended.code, f"{run}: {ended.word} after step {ended.step} ({ended.reason})"
+    return ended.code, f"{run}: {ended.sentence}"
 
 
 def newest_step(run: Path) -> int:

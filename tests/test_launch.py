@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from slurm_support import wait_until
 from training_support import curve, environment, recipe_file, records
 
@@ -20,6 +21,8 @@ from mezzotint.launch import agent, cluster, commands, requeue
 from mezzotint.launch.requeue import Bounds, Crashes, Next, conclude, decide, read_crashes
 from mezzotint.models.errors import InputError
 from mezzotint.training import lock, outcome
+from mezzotint.training.distributed import Ranks
+from mezzotint.training.ending import ending
 from mezzotint.training.outcome import BAD_INPUT, CRASHED, DIVERGED, DONE, HUNG, STOPPED, Outcome
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -214,6 +217,14 @@ def test_without_a_job_the_code_is_the_runs_own(tmp_path):
     assert conclude(tmp_path, asked=False, job=None) == (DIVERGED, f"{tmp_path}: diverged after step 3 (NaN)")
     requeue.begin(tmp_path)
     assert conclude(tmp_path, asked=False, job=None)[0] == CRASHED
+
+
+def test_a_first_start_that_is_refused_did_not_die(tmp_path):
+    run, ranks = tmp_path / "run", Ranks(0, 1, torch.device("cpu"))
+    requeue.begin(run)
+    with pytest.raises(InputError), ending(run, ranks):
+        raise InputError("no such data")
+    assert conclude(run, asked=False, job=None) == (BAD_INPUT, f"{run}: refused (no such data)")
 
 
 def test_begin_prints_the_run_folder_of_the_overrides(capsys, monkeypatch, tmp_path):

@@ -43,6 +43,12 @@ class Outcome:
     def word(self) -> str:
         return WORDS.get(self.code, f"ended with code {self.code}")
 
+    @property
+    def sentence(self) -> str:
+        """What is refused has done no step, whatever starts before it have done."""
+        where = "" if self.code == BAD_INPUT else f" after step {self.step}"
+        return f"{self.word}{where} ({self.reason})"
+
 
 def write(run_folder: Path, *, code: int, step: int, reason: str) -> None:
     """Replace the run's outcome, whole or not at all. Any rank may: each writes beside under a name of its own."""
