@@ -18,7 +18,7 @@ STAGES = (
         steps=1000,
         rounds=6,
         asked=((ASKED["passkey"], TRAINED),),
-        enough=0.95,
+        enough=0.85,  # to go on; what counts as learned is said where it is asked
     ),
     Stage(
         name="both",
