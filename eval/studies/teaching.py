@@ -188,11 +188,15 @@ def _look(setting: Setting, release: Path, task: str, length: int, found: Path) 
     call(setting, "mezzotint.eval", "retrieval", str(release), *asked, *how)
     if setting.dry_run:
         return 0
-    name = f"retrieval/{task.partition(':')[0]}"
-    rows = [row for row in read_results(found).rows.values() if row["identity"]["task"] == name]
-    return sum(
-        row["values"]["correct"] for row in rows if row["status"] == "ok" and row["identity"]["length"] == length
-    )
+    asked_for = {"task": f"retrieval/{task.partition(':')[0]}", "length": length}
+    rows = [
+        row
+        for row in read_results(found).rows.values()
+        if row["status"] == "ok"
+        and asked_for.items() <= row["identity"].items()
+        and row["identity"]["index"] < setting.samples  # an earlier look may have asked for more
+    ]
+    return sum(row["values"]["correct"] for row in rows)
 
 
 def adopt(release: Path, out: Path) -> Path:
