@@ -8,12 +8,12 @@ STAMP := $(VENV)/.installed
 export DS_BUILD_OPS := 0
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install demo test test-all check format bench gpu clean
+.PHONY: help install demo test test-all check format bench bench-all gpu clean
 help:
 	@echo "make demo      prepare a corpus, train three denoisers, decode, measure, export: runs/demo/report.md (12 minutes, 2 cores)"
 	@echo "make test      the tests (10 minutes, 2 cores);  make test-all adds the slow ones (80 minutes)"
 	@echo "make check     format, lint, types"
-	@echo "make bench     loader and tokenizer; training and denoising steps beside their floor;  make gpu: a CUDA machine"
+	@echo "make bench     loader and tokenizer; training and denoising steps beside their floor;  bench-all adds other models;  make gpu: CUDA"
 	@echo "make clean     removes runs/ and .venv"
 
 install: $(STAMP)
@@ -45,6 +45,9 @@ format: install
 bench: install
 	$(BIN)/python -m mezzotint.eval.bench_data
 	$(BIN)/python -m mezzotint.eval.bench
+
+bench-all: bench
+	$(BIN)/python -m mezzotint.eval.bench_peers
 
 # eight minutes at most: tests marked gpu, full steps beside their plan, passes beside their floors; runs/gpu/gpu.md
 gpu: install

@@ -166,18 +166,19 @@ def _ratio(timing: Timing, other: Timing, *, beside: str, aim: float, more: floa
 
 
 def _about(options: argparse.Namespace) -> dict:
+    about = {"format": 1, "size": options.size, "batch": options.batch, "row_length": ROW_LENGTH}
+    return about | about_machine(options.device) | {"read_bytes_per_s": read_bandwidth(options.device)}
+
+
+def about_machine(device: str) -> dict:
+    """What a benchmark ran on."""
     return {
-        "format": 1,
-        "size": options.size,
-        "batch": options.batch,
-        "row_length": ROW_LENGTH,
-        "machine": device_name(options.device),
+        "machine": device_name(device),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "load": load_average(),
-        "read_bytes_per_s": read_bandwidth(options.device),
     }
 
 

@@ -53,7 +53,7 @@ def two_stream_step(model: Denoiser, case: TrainingCase, *, autocast: torch.dtyp
     def step() -> None:
         with torch.autocast(case.clean.device.type, dtype=torch.bfloat16, enabled=autocast == torch.bfloat16):
             hidden = model.hidden(case.clean[:, : -model.config.block_length], case.noisy, case.frontiers)[case.masked]
-            loss = _loss(model, hidden, case)
+            loss = masked_loss(model, hidden, case)
         loss.backward()
         model.zero_grad(set_to_none=True)
 
@@ -77,14 +77,14 @@ def one_stream_step(model: Denoiser, case: TrainingCase, *, autocast: torch.dtyp
             h = model.embed(case.clean)
             for layer in model.layers:
                 h, _ = layer(h, layout, plan, None)
-            loss = _loss(model, h[masked], case)
+            loss = masked_loss(model, h[masked], case)
         loss.backward()
         model.zero_grad(set_to_none=True)
 
     return step
 
 
-def _loss(model: Denoiser, hidden: Tensor, case: TrainingCase) -> Tensor:
+def masked_loss(model: Denoiser, hidden: Tensor, case: TrainingCase) -> Tensor:
     """Weighted sum of cross-entropies, in pieces of LOSS_ROWS whose logits are made again in the backward pass."""
     targets = case.clean.view(case.masked.shape)[case.masked]
     if len(hidden) <= LOSS_ROWS:

@@ -106,6 +106,8 @@ class Mamba2(nn.Module):
         width, clean = self.config.d_conv - 1, layout.clean_blocks
         table = _left_of_frontiers(u[:, :clean], tail.to(u.dtype), width)  # (B, clean+1, W-1, Ch)
         next_tail = pick(table, layout.reached())[:, 0]
+        if clean and not torch.is_grad_enabled():
+            next_tail = next_tail.clone()  # who keeps the state would keep the whole table
         index = torch.cat([layout.clean_index(), layout.frontiers], dim=1)
         first = layout.start_of(index)
         if clean and bool((first > 0).any()):

@@ -282,3 +282,12 @@ def test_the_last_layers_clean_stream_only_feeds_the_state(letter: str):
     wanted = {"A": 2 * config.n_kv_heads * config.head_dim, "M": config.conv_channels + 2 * config.ssm_heads}[letter]
     products = counted.get_flop_counts()["Global"].get(torch.ops.aten.mm, 0)
     assert products == 2 * 8 * config.d_model * wanted
+
+
+@pytest.mark.parametrize("blocks", [1, 5])
+def test_a_state_holds_no_more_than_its_bytes(blocks: int):
+    """Prefill makes a state a chunk; what comes back is not a view of all of them."""
+    model = tiny_model(tiny_config("AM"))
+    state = model.commit(torch.full((2, 4 * blocks), 5), model.start(2, 4 * blocks))
+    tensors = [tensor for layer in state.layers for tensor in vars(layer).values()]
+    assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == state.nbytes

@@ -52,7 +52,8 @@ def ssd(
         return mamba_ssm_backend.clean_scan(x, dt, A, B, C, starts=starts[:, :clean_blocks], state=state, skip=skip)
     run = (dt[..., 0, :] * A.to(wide)).cumsum(2)  # n: (Bt, M, G, H)
     prefix = _Prefix(x, dt, run, B, starts, state.to(wide), clean_blocks, chunk_blocks)
-    after = prefix.states[:, -1].to(state.dtype)
+    # a copy, since who keeps the state would keep those of all chunks alive; a backward pass keeps them anyway
+    after = prefix.states[:, -1].to(state.dtype, copy=clean_blocks > 0 and not torch.is_grad_enabled())
     readers = [torch.arange(clean_blocks).expand(len(x), -1), frontiers]
     if not clean_output:
         readers = readers[1:]
