@@ -225,6 +225,8 @@ def test_a_first_start_that_is_refused_did_not_die(tmp_path):
     with pytest.raises(InputError), ending(run, ranks):
         raise InputError("no such data")
     assert conclude(run, asked=False, job=None) == (BAD_INPUT, f"{run}: refused (no such data)")
+    outcome.write(run, code=BAD_INPUT, step=3, reason="no checkpoint of the last step")
+    assert "refused after step 3 (no checkpoint" in conclude(run, asked=False, job=None)[1]
 
 
 def test_begin_prints_the_run_folder_of_the_overrides(capsys, monkeypatch, tmp_path):

@@ -45,8 +45,8 @@ class Outcome:
 
     @property
     def sentence(self) -> str:
-        """What is refused has done no step, whatever starts before it have done."""
-        where = "" if self.code == BAD_INPUT else f" after step {self.step}"
+        """Word, step and reason; what is refused at once has done no step, whatever starts before it have done."""
+        where = "" if self.code == BAD_INPUT and not self.step else f" after step {self.step}"
         return f"{self.word}{where} ({self.reason})"
 
 
