@@ -47,6 +47,8 @@ bench: install
 	$(BIN)/python -m mezzotint.eval.bench
 
 bench-all: bench
+	$(BIN)/python -m mezzotint.eval.bench --row-length 4096 --batch 1 --contexts "" --out runs/bench/long
+	$(BIN)/python -m mezzotint.eval.bench --size 125m --layers 2 --out runs/bench/wide
 	$(BIN)/python -m mezzotint.eval.bench_peers
 
 # eight minutes at most: tests marked gpu, full steps beside their plan, passes beside their floors; runs/gpu/gpu.md

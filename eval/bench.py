@@ -1,7 +1,10 @@
-"""`make bench`: training and denoising steps of the three 10m models, each beside its floor measured in the same run.
+"""`make bench`: training and decoding steps of the three 10m models, each beside its floor measured in the same run.
 
 Prints a Markdown table and writes it with all samples' quantiles to runs/bench/. One thread; medians of interleaved
-samples, so that load falls on a step and on its floor alike; ten minutes at most.
+samples, so that load falls on a step and on its floor alike; ten minutes at most. Other rows, contexts and widths:
+
+    python -m mezzotint.eval.bench --row-length 4096 --batch 1 --contexts "" --out runs/bench/long
+    python -m mezzotint.eval.bench --size 125m --layers 2 --out runs/bench/wide
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ import torch
 from mezzotint.data.cli import run_command
 from mezzotint.data.files import write_bytes, write_json
 from mezzotint.eval.bench_training import one_stream_step, training_case, two_stream_step
+from mezzotint.eval.cells import parse_counts
 from mezzotint.eval.doctor import device_name, require_device
 from mezzotint.eval.fill import fill_random
 from mezzotint.eval.floor import decode_floor, read_bandwidth, state_read_seconds, training_floor
 from mezzotint.eval.speed_passes import passes
-from mezzotint.eval.subjects import build, preset_subject
+from mezzotint.eval.subjects import Subject, build, preset_subject
 from mezzotint.eval.tables import bench_table
 from mezzotint.eval.timing import Protocol, Timing, interleave, load_average
 from mezzotint.models.allocator import keep_freed_memory
@@ -32,20 +36,25 @@ from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.errors import InputError
 
 BACKBONES = ("attention", "mamba", "hybrid")
-ROW_LENGTH, CONTEXT = 1024, 16_384
 DTYPES = (torch.float32, torch.bfloat16)
 FULL = Protocol(steps=15, seconds=4.0, least=7, warmups=1, warmup_tolerance=0.05, warmup_seconds=1.5)
 QUICK = Protocol(steps=3, seconds=0.1, least=2, warmups=1, warmup_seconds=0.0)
 
-# ratios aimed at: training of attention and of a model with Mamba layers in float32 and bfloat16; denoising
-TRAINING_AIMS = {torch.float32: (1.5, 1.8), torch.bfloat16: (2.5, 3.5)}
-DENOISING_AIM, LENGTH_AIM, STREAMS_AIM = 1.6, 1.05, 1.9
+DECODING = replace(FULL, steps=60, seconds=1.5)  # of each pass
+# ratios aimed at: training and decoding of attention and of a model with Mamba layers
+TRAINING_AIMS = {torch.float32: (1.25, 1.5), torch.bfloat16: (2.0, 2.4)}
+DECODING_AIMS, LENGTH_AIM, STREAMS_AIM = (1.3, 1.4), 1.03, 1.9
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mezzotint.eval.bench", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--size", default="10m", help="preset (default: %(default)s)")
+    parser.add_argument("--layers", type=int, help="the first so many layers of the preset (default: all)")
     parser.add_argument("--batch", type=int, default=2, help="rows of a training step (default: %(default)s)")
+    parser.add_argument("--row-length", type=int, default=1024, help="tokens of a row (default: %(default)s)")
+    parser.add_argument(
+        "--contexts", default="1k,16k,64k", help="decoding behind so many tokens (default: %(default)s)"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="two samples each: a check that everything runs")
@@ -59,7 +68,15 @@ def run(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     keep_freed_memory()
     started, rows = time.perf_counter(), []
-    bench = Bench(options.size, options.batch, options.device, QUICK if options.quick else FULL)
+    bench = Bench(
+        options.size,
+        options.batch,
+        options.device,
+        QUICK if options.quick else FULL,
+        row_length=options.row_length,
+        contexts=parse_counts(options.contexts) if options.contexts else (),
+        layers=options.layers,
+    )
     about = _about(options)
     for row in bench.rows():
         rows.append(row)
@@ -75,12 +92,15 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured: models of preset `size`, training steps of `batch` rows."""
+    """What is measured: models of preset `size` (its first `layers`), training steps of `batch` rows."""
 
     size: str
     batch: int
     device: str
     protocol: Protocol
+    row_length: int = 1024
+    contexts: tuple[int, ...] = (1024, 16_384, 65_536)
+    layers: int | None = None
 
     def rows(self) -> Iterator[dict]:
         """All rows of the table, in its order."""
@@ -90,18 +110,31 @@ class Bench:
         bandwidth = read_bandwidth(self.device)
         for backbone in BACKBONES:
             for dtype in DTYPES:
-                yield self.denoising(backbone, dtype, bandwidth)
-        yield self.length()
+                for context in self.contexts:
+                    yield from self.decoding(backbone, dtype, context, bandwidth)
+        if self.contexts:
+            yield self.length()
+
+    def subject(self, backbone: str) -> Subject:
+        """The preset; of a hybrid cut to two layers one of each kind."""
+        whole = preset_subject(self.size, backbone)
+        if self.layers is None:
+            return whole
+        pattern = whole.config.pattern[: self.layers]
+        if backbone == "hybrid" and len(set(pattern)) == 1:
+            pattern = pattern[:-1] + "A"
+        config = replace(whole.config, pattern=pattern)
+        return replace(whole, config=config, fingerprint=f"{whole.fingerprint}-{pattern}")
 
     def training(self, backbone: str, dtype: torch.dtype) -> Iterator[dict]:
         """A training step over its floor, and over one plain stream of the same model and tokens."""
-        subject = preset_subject(self.size, backbone)
+        subject = self.subject(backbone)
         model = build(subject, dtype=torch.float32, device=self.device).train().requires_grad_(True)
-        case = training_case(subject.config, batch=self.batch, row_length=ROW_LENGTH, device=self.device)
+        case = training_case(subject.config, batch=self.batch, row_length=self.row_length, device=self.device)
         floor = training_floor(
             subject.config,
             batch=self.batch,
-            row_length=ROW_LENGTH,
+            row_length=self.row_length,
             masked=int(case.masked.sum()),
             dtype=dtype,
             device=self.device,
@@ -112,42 +145,52 @@ class Bench:
             "one": one_stream_step(model, case, autocast=dtype),
         }
         times = interleave(calls, protocol=self.protocol, device=self.device)
-        about = {"step": f"training, {self.batch} x {ROW_LENGTH}", "model": backbone, "dtype": dtype_name(dtype)}
+        about = {"step": f"training, {self.batch} x {self.row_length}", "model": backbone, "dtype": dtype_name(dtype)}
         aim = TRAINING_AIMS[dtype]["M" in subject.config.pattern]
         yield about | _ratio(times["step"], times["floor"], beside="floor", aim=aim)
         yield about | _ratio(times["step"], times["one"], beside="one stream", aim=STREAMS_AIM)
 
-    def denoising(self, backbone: str, dtype: torch.dtype, bandwidth: float) -> dict:
-        """A denoising step at CONTEXT over its floor."""
-        subject = preset_subject(self.size, backbone)
+    def decoding(self, backbone: str, dtype: torch.dtype, context: int, bandwidth: float) -> Iterator[dict]:
+        """A denoising step and an advance at `context` over their floors."""
+        subject = self.subject(backbone)
         config = subject.config
         model = build(subject, dtype=dtype, device=self.device)
-        floor = decode_floor(config, batch=1, context=CONTEXT, dtype=dtype, device=self.device)
-        calls = {"step": _denoise_at(model, CONTEXT), "floor": floor}
-        times = interleave(calls, protocol=self.protocol, device=self.device)
-        reading = state_read_seconds(config, batch=1, context=CONTEXT, itemsize=dtype.itemsize, bandwidth=bandwidth)
-        about = {"step": f"denoise at {CONTEXT // 1024}k", "model": backbone, "dtype": dtype_name(dtype)}
-        parts = {"floor_products_ms": times["floor"].p50 * 1e3, "floor_reading_ms": reading * 1e3}
-        return about | _ratio(times["step"], times["floor"], beside="floor", aim=DENOISING_AIM, more=reading) | parts
+        calls = _passes_at(model, context)
+        reading = state_read_seconds(config, batch=1, context=context, itemsize=dtype.itemsize, bandwidth=bandwidth)
+        for name, blocks in (("denoise", 1), ("advance", 2)):
+            floor = decode_floor(config, batch=1, context=context, dtype=dtype, device=self.device, passes=blocks)
+            times = interleave({"step": calls[name], "floor": floor}, protocol=self._decoding, device=self.device)
+            about = {"step": f"{name} at {short_count(context)}", "model": backbone, "dtype": dtype_name(dtype)}
+            parts = {"floor_products_ms": times["floor"].p50 * 1e3, "floor_reading_ms": reading * 1e3}
+            aim = DECODING_AIMS["M" in config.pattern]
+            yield about | _ratio(times["step"], times["floor"], beside="floor", aim=aim, more=reading) | parts
+
+    @property
+    def _decoding(self) -> Protocol:
+        return QUICK if self.protocol == QUICK else DECODING
 
     def length(self) -> dict:
         """Mamba's denoising step at 256k over the same at 1k."""
-        model = build(preset_subject(self.size, "mamba"), dtype=torch.float32, device=self.device)
-        calls = {name: _denoise_at(model, length) for name, length in (("long", 262_144), ("short", 1024))}
+        model = build(self.subject("mamba"), dtype=torch.float32, device=self.device)
+        calls = {name: _passes_at(model, length)["denoise"] for name, length in (("long", 262_144), ("short", 1024))}
         longer = replace(self.protocol, steps=100)
         times = interleave(calls, protocol=longer, device=self.device)
         about = {"step": "denoise at 256k", "model": "mamba", "dtype": "float32"}
         return about | _ratio(times["long"], times["short"], beside="at 1k", aim=LENGTH_AIM)
 
 
+def short_count(tokens: int) -> str:
+    return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _denoise_at(model: Denoiser, length: int) -> Callable[[], object]:
+def _passes_at(model: Denoiser, length: int) -> dict[str, Callable[[], object]]:
     generator = torch.Generator().manual_seed(0)
-    state = fill_random(model.start(1, length + model.config.block_length), length=length, generator=generator)
-    return passes(model, state, chunk=model.config.block_length, generator=generator)["denoise"]
+    state = fill_random(model.start(1, length + 2 * model.config.block_length), length=length, generator=generator)
+    return passes(model, state, chunk=model.config.block_length, generator=generator)
 
 
 def _ratio(timing: Timing, other: Timing, *, beside: str, aim: float, more: float = 0.0) -> dict:
@@ -166,7 +209,7 @@ def _ratio(timing: Timing, other: Timing, *, beside: str, aim: float, more: floa
 
 
 def _about(options: argparse.Namespace) -> dict:
-    about = {"format": 1, "size": options.size, "batch": options.batch, "row_length": ROW_LENGTH}
+    about = {"format": 1, "size": options.size, "batch": options.batch, "row_length": options.row_length}
     return about | about_machine(options.device) | {"read_bytes_per_s": read_bandwidth(options.device)}
 
 

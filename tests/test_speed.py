@@ -361,14 +361,16 @@ def test_headroom_decides_what_fits(monkeypatch):
 
 
 def test_the_benchmark_runs_and_writes_its_table(tmp_path, monkeypatch):
-    monkeypatch.setattr("mezzotint.eval.bench.ROW_LENGTH", 32)
-    monkeypatch.setattr("mezzotint.eval.bench.CONTEXT", 64)
     monkeypatch.setattr("mezzotint.eval.bench.read_bandwidth", lambda device: 1e10)
-    assert bench_main(["--size", "debug", "--quick", "--batch", "1", "--out", str(tmp_path)]) == 0
+    small = ["--size", "debug", "--layers", "2", "--batch", "1", "--row-length", "32", "--contexts", "64,128"]
+    assert bench_main([*small, "--quick", "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "bench.json").read_text())
-    assert len(report["rows"]) == 12 + 6 + 1
+    assert len(report["rows"]) == 12 + 24 + 1
+    assert {row["step"] for row in report["rows"][12:36]} == {
+        f"{n} at {c}" for n in ("denoise", "advance") for c in (64, 128)
+    }
     assert all(row["ratio"] == pytest.approx(row["ms"] / row["beside_ms"]) for row in report["rows"])
-    assert (tmp_path / "bench.md").read_text().count("\n| ") == 1 + 19
+    assert (tmp_path / "bench.md").read_text().count("\n| ") == 1 + 37
 
 
 def test_states_are_plain_values():
