@@ -22,7 +22,8 @@ from mezzotint.training import outcome
 
 ASK = signal.SIGQUIT  # writes stacks from C, whatever the interpreter does; SIGUSR1 and SIGUSR2 ask for a stop
 TICKS, LONGEST_TICK = 10, 10.0  # looks at the loop within `limit`, and seconds between two of them at most
-SLOW_TICK = 5.0  # seconds a look may come late and still count in full; a suspended process did not hang
+SLOW_TICK = 5.0  # seconds (a quarter of `limit` at most) a look may come late and still count in full: a suspended
+# process did not hang, and one that another rank wakes for its stacks must not end that one first
 PEERS = 5.0  # seconds other ranks get to write their stacks
 LAST = 60.0  # seconds after which a rank that hung ends, even if its disk hangs too
 
@@ -62,6 +63,7 @@ class Watchdog:
         self._rank, self._world = rank, world
         self._limit = limit
         self._tick = min(limit / TICKS, LONGEST_TICK)
+        self._late = min(SLOW_TICK, limit / 4)
         self._phase, self._step, self._beats = "start", 0, 0
         self._end, self._fired = threading.Event(), False
         self._stacks: IO[str] | None = None  # open from the start: a full disk or table of files comes too late then
@@ -123,7 +125,7 @@ class Watchdog:
             if self._end.wait(self._tick):
                 return
             now = time.monotonic()
-            silent += min(now - before, self._tick + SLOW_TICK)
+            silent += min(now - before, self._tick + self._late)
             before = now
             if self._beats != seen:
                 silent, seen = 0.0, self._beats
