@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from ..config import ModelConfig
@@ -59,7 +61,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy(ABC):
     """Base of all policies; a subclass overrides what it decides. Everything here is called by the harness alone.
 
     The state value is whatever `begin` returns; `plan`, `at_layer` and `observe` are given the last one and return the
@@ -73,12 +75,13 @@ class Policy:
     spans: ClassVar[bool] = False  # whether parts of the prompt are named as shared (affixes, documents, a prefix)
     attends: ClassVar[bool] = False  # whether `attention` stands in for plain attention
 
+    @abstractmethod
     def without_object(self, config: ModelConfig, *, bidirectional: bool) -> str | None:
         """A sentence that says why this policy has nothing to do on such a model; None where it has."""
-        raise NotImplementedError
 
     def check(self, config: ModelConfig, spans: tuple[tuple[int, int], ...]) -> None:
         """InputError where the parameters do not fit the model, or the shared parts are none that this policy shares."""
+        return
 
     def arrange(self, canvas: Canvas, hooks: Hooks) -> Canvas:
         """The canvas as it will be decoded: what of it stands outside, computed elsewhere or shared."""
@@ -91,12 +94,13 @@ class Policy:
     def begin(self, canvas: Canvas, sight: Sight) -> Any:
         return None
 
+    @abstractmethod
     def plan(self, sight: Sight, state: Any) -> tuple[Plan, Any]:
-        raise NotImplementedError
+        """What this step asks, recomputes and stores."""
 
     def at_layer(self, look: Look, state: Any) -> tuple[Tensor, Any]:
-        """The columns (B, L) bool that this layer recomputes."""
-        raise NotImplementedError
+        """The columns (B, L) bool that this layer recomputes: all, unless a policy that is `layerwise` says which."""
+        return torch.ones(look.stream.shape[:2], dtype=torch.bool, device=look.stream.device), state
 
     def observe(self, delta: Delta, state: Any) -> Any:
         """Called after tokens were revealed."""
@@ -104,7 +108,7 @@ class Policy:
 
     def attention(self, scene: Scene, state: Any) -> tuple[Tensor, Any]:
         """Attention's output (B, Q, H, P) over what the policy chooses of a layer's keys, or puts together from parts."""
-        raise NotImplementedError
+        raise AssertionError(f"{self.name} says that it attends, and has no attention of its own")
 
     def evicting(self) -> Evicting:
         """When `evict` is asked at the first step of a block: before its attention or after it, or never."""
@@ -112,7 +116,8 @@ class Policy:
 
     def evict(self, scene: Scene) -> KVPast:
         """What is kept of a layer's past, seen the queries of a block's first step."""
-        raise NotImplementedError
+        assert scene.past is not None  # it is asked behind a past alone
+        return scene.past
 
     def effective(self) -> dict[str, object]:
         """The parameters, for the record."""
