@@ -97,9 +97,9 @@ def test_the_study_resumes_and_reports(tmp_path, monkeypatch, capsys):
     config = tiny_config("AM", block_length=4)
     model = tiny_model(config)
     rows = torch.randint(4, config.vocab_size, (3, 16), generator=generator())
-    asked = study.StudyConfig(
-        samples=3, prompt_tokens=8, new_tokens=8, draws=3, rules=("topk=4", "topk=2", "threshold=0.1")
-    )
+    monkeypatch.setattr(report, "RESAMPLED", 50)
+    asked = tuple((heat, ("topk=4", "topk=2", "threshold=0.1")) for heat in (0.7, 0.0))
+    sizes = study.StudyConfig(samples=3, prompt_tokens=8, new_tokens=8, draws=3, asked=asked)
     subject = study.Subject("tiny", "f" * 16, config, None)
     calls = []
     plain = study.written
@@ -107,12 +107,12 @@ def test_the_study_resumes_and_reports(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(study, "held_out", lambda data, config, *, block: rows)
     monkeypatch.setattr(study, "build", lambda subject, *, dtype: model)
     monkeypatch.setattr(study, "written", lambda *a, **k: calls.append(k["rule"]) or plain(*a, **k))
-    study.ask("tiny", "data", asked, tmp_path)
+    study.ask("tiny", "data", sizes, tmp_path)
     assert len(calls) == 7
     path = tmp_path / "tiny.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:-2]) + "\n")  # stopped before the last two samples
-    study.ask("tiny", "data", asked, tmp_path)
+    study.ask("tiny", "data", sizes, tmp_path)
     assert calls[7:] == ["threshold=0.1"]
     again = [json.loads(line) for line in path.read_text().splitlines()]
     values = [[row["values"] for row in part if "values" in row] for part in (again, map(json.loads, lines))]

@@ -36,22 +36,21 @@ from mezzotint.models.reveal import Proposal, Sampler, parse_reveal
 
 RELEASES = tuple(f"runs/demo/releases/{arm}" for arm in ("attention", "hybrid", "mamba"))
 FIXED = tuple(f"topk={steps}" for steps in (16, 12, 8, 6, 5, 4, 3, 2))
-SURE = tuple(f"threshold={least}" for least in (0.2, 0.12, 0.08, 0.06, 0.05, 0.04, 0.03))
+SURE = tuple(f"threshold={least}" for least in (0.5, 0.2, 0.12, 0.08, 0.06, 0.05, 0.04, 0.03))
 ENTROPY = tuple(f"entropy={nats}" for nats in (4, 12, 24))
 BATCH = 128  # canvases of the bound that are denoised in one pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
-    """What is asked of every release; all of it is part of a row's identity."""
+    """What is asked of every release: rules by temperature, and sizes, which are part of a row's identity."""
 
     samples: int = 32
     prompt_tokens: int = 64
     new_tokens: int = 96
     draws: int = 8  # of the bound, a block
     seed: int = 0
-    temperatures: tuple[float, ...] = (0.7, 0.0)
-    rules: tuple[str, ...] = (*FIXED, *SURE, *ENTROPY)
+    asked: tuple[tuple[float, tuple[str, ...]], ...] = ((0.7, (*FIXED, *SURE, *ENTROPY)), (0.0, (*FIXED, *SURE)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +148,7 @@ def ask(release: str, data: str, config: StudyConfig, folder: Path) -> None:
     """Run what is missing of one release, into a results file of its own, so that several can be asked side by side."""
     subject = release_subject(release)
     rows = held_out(data, config, block=subject.config.block_length)
-    cells = [(confidence_report.HELD_OUT, 1.0)] + [(rule, t) for t in config.temperatures for rule in config.rules]
+    cells = [(confidence_report.HELD_OUT, 1.0)] + [(rule, heat) for heat, rules in config.asked for rule in rules]
     model: Denoiser | None = None
     with ResultsFile(folder / f"{subject.name}.jsonl", subjects={subject.name: subject.fingerprint}) as results:
         for rule, temperature in tqdm(cells, desc=subject.name, unit="rule", disable=None):
