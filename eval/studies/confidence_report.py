@@ -173,7 +173,8 @@ def comparison(points: dict[tuple[str, float], dict[str, Point]], groups: list[t
                 continue
             fastest = fastest_as_good(line, fixed.measures["bound"])
             there = at_speed(line, "repeated", fastest) - fixed.measures["repeated"]
-            cells = [told(fastest / fixed.speed), told(there, 3, signed=True)]
+            ended = "at least " if fastest[0] >= max(p.speed[0] for p in line) else ""
+            cells = [ended + told(fastest / fixed.speed), told(there, 3, signed=True)]
             for measure, digits in (("bound", 2), ("repeated", 3), ("distinct2", 3)):
                 off = at_speed(line, measure, AIM * fixed.speed) - fixed.measures[measure]
                 cells.append(told(off, digits, signed=True))
