@@ -37,7 +37,7 @@ def test_dry_runs_print_commands_and_write_nothing(studies, tmp_path, capsys):
     said = capsys.readouterr().out.splitlines()
     arms = len(studies["teaching"].ARMS)
     assert sum("mezzotint.launch.train" in line for line in said) == 2 * arms * stages
-    asked = [line for line in said if str(tmp_path / "s" / "results.jsonl") in line]
+    asked = [line for line in said if str(tmp_path / "s" / "answers") in line]
     # seeds and tasks: the training length of each model, then the others, one by one where positions are scaled
     assert len(asked) == 2 * 2 * (arms + (arms - 2) + 2 * 4)
     assert sum("--rope-scaling ntk=16" in line and "--lengths 2560" in line for line in asked) == 2 * 2 * 2
@@ -81,7 +81,7 @@ def test_bad_input_is_one_sentence(studies, capsys, tmp_path):
         ("pilot", ["--samples", "0"], "one sample and some minutes"),
         ("length", ["--arms", "mambo"], "no model 'mambo'"),
         ("length", ["--seeds", "one"], "--seeds is 'one'"),
-        ("length", ["--report", "--out", str(tmp_path / "none")], "cannot be read"),
+        ("length", ["--report", "--out", str(tmp_path / "none")], "run the study first"),
     ):
         assert studies[study].main(arguments) == 2
         assert words in capsys.readouterr().err
@@ -131,9 +131,9 @@ def test_the_studys_table_counts_learned_seeds_and_leaves_out_the_others(studies
     report = studies["length_report"]
     shares = {("mamba-seed1", 160): 10, ("mamba-seed1", 320): 9, ("mamba-seed2", 160): 8, ("attention-seed1", 160): 3}
     shares |= {("mamba-seed1+ntk2", 320): 5}
-    out = tmp_path / "results.jsonl"
+    out = tmp_path / "answers"
     names = {subject: subject for subject, _ in shares} | {"mamba-seed2": "b"}
-    with ResultsFile(out, subjects=names) as results:
+    with ResultsFile(out / "first.jsonl", subjects=names) as results:
         for (subject, length), right in shares.items():
             for index in range(10):
                 identity = {"task": "retrieval/mqar", "subject": subject, "length": length, "index": index}
@@ -145,8 +145,9 @@ def test_the_studys_table_counts_learned_seeds_and_leaves_out_the_others(studies
     assert "| mamba+ntk | 1 of 2 | 1.000 [0.722, 1.000], n=10 | 0.500 [0.237, 0.763], n=10 |" in text
     assert len(lines) == 8 and "mqar,mamba,2,1,8,10,0.8" in "\n".join(lines)
     assert (tmp_path / "made" / "length.png").stat().st_size > 1000
-    more = tmp_path / "results.jsonl"
-    with ResultsFile(more, subjects={"mamba-seed2": "b"}) as results:  # the second seed was found to know after all
+    with ResultsFile(
+        out / "second.jsonl", subjects={"mamba-seed2": "b"}
+    ) as results:  # the second seed was found to know after all
         for index in range(10, 40):
             identity = {"task": "retrieval/mqar", "subject": "mamba-seed2", "length": 160, "index": index}
             results.append(identity, status="ok", values={"correct": True})
@@ -175,10 +176,23 @@ def test_the_studies_run_and_go_on(studies, tmp_path, monkeypatch):
 
     monkeypatch.setattr(teaching, "call", counted)
     monkeypatch.setattr(length, "call", counted)
-    command = ["--out", str(tmp_path / "out"), "--arms", "hybrid", "--seeds", "1", "--samples", "4", "--looks", "2"]
+    command = [
+        "--out",
+        str(tmp_path / "out"),
+        "--arms",
+        "hybrid,mamba",
+        "--seeds",
+        "1",
+        "--samples",
+        "4",
+        "--looks",
+        "2",
+    ]
     assert length.main([*command, "--folder", str(tmp_path / "made")]) == 0
-    assert ran.count("mezzotint.launch.train") == 2 and ran.count("mezzotint.data") == 2
-    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert ran.count("mezzotint.launch.train") == 4 and ran.count("mezzotint.data") == 2
+    files = sorted((tmp_path / "out" / "answers").iterdir())
+    assert [path.name for path in files] == ["hybrid-seed1.jsonl", "mamba-seed1.jsonl"]
+    rows = [json.loads(line) for line in files[0].read_text().splitlines()]
     subjects = {row["identity"]["subject"] for row in rows if "identity" in row}
     assert subjects == {"hybrid-seed1", *(f"hybrid-seed1+ntk{multiple}" for multiple in (2, 4, 8, 16))}
     table = (tmp_path / "made" / "length.md").read_text()

@@ -51,8 +51,9 @@ class StudyConfig:
         return {name: spelled for name, spelled in TASKS.items() if spelled in taught}
 
     @property
-    def results(self) -> Path:
-        return self.setting.out / "results.jsonl"
+    def answers(self) -> Path:
+        """A folder with one results file a model: none takes those of another release."""
+        return self.setting.out / "answers"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,7 +80,7 @@ def _main(given: argparse.Namespace) -> int:
     if not given.report:
         study(config)
     if not config.setting.dry_run:
-        print(length_report.write(config.results, given.folder, learned=LEARNED, trained=TRAINED))
+        print(length_report.write(config.answers, given.folder, learned=LEARNED, trained=TRAINED))
     return 0
 
 
@@ -119,7 +120,10 @@ def ask(config: StudyConfig, release: Path, task: str, spelled: str, *, scaled: 
     The factor is the multiple: at the training length the scaled model is the model itself.
     """
     _retrieve(config, release, spelled, MULTIPLES[:1])
-    if not config.setting.dry_run and share(read_results(config.results), release.name, task) < LEARNED:
+    if (
+        not config.setting.dry_run
+        and share(read_results(config.answers / f"{release.name}.jsonl"), release.name, task) < LEARNED
+    ):
         return
     if not scaled:
         _retrieve(config, release, spelled, MULTIPLES[1:])
@@ -132,7 +136,16 @@ def _retrieve(config: StudyConfig, release: Path, spelled: str, multiples: Seque
     lengths = ",".join(str(TRAINED * multiple) for multiple in multiples)
     asked = ["--tasks", spelled, "--lengths", lengths, "--training-length", str(TRAINED)]
     how = ["--samples", str(config.samples), "--draws", "2", "--batch", "20", *more]
-    call(config.setting, "mezzotint.eval", "retrieval", str(release), *asked, *how, "--out", str(config.results))
+    call(
+        config.setting,
+        "mezzotint.eval",
+        "retrieval",
+        str(release),
+        *asked,
+        *how,
+        "--out",
+        str(config.answers / f"{release.name}.jsonl"),
+    )
 
 
 def share(found: Content, subject: str, task: str) -> float:

@@ -31,11 +31,15 @@ class Cell:
     n: int
 
 
-def write(results: Path, folder: Path, *, learned: float, trained: int) -> str:
-    """Write length.md, length.csv and length.png into `folder`; returns the Markdown. Raises InputError without rows."""
-    cells = cells_of(read_results(results).rows.values(), trained=trained)
+def write(answers: Path, folder: Path, *, learned: float, trained: int) -> str:
+    """Write length.md, length.csv and length.png into `folder`, of the results files in `answers`; returns the Markdown.
+
+    Raises InputError without rows.
+    """
+    rows = [row for path in sorted(answers.glob("*.jsonl")) for row in read_results(path).rows.values()]
+    cells = cells_of(rows, trained=trained)
     if not cells:
-        raise InputError(f"{results} holds no answers yet: run the study first")
+        raise InputError(f"{answers} holds no answers yet: run the study first")
     folder.mkdir(parents=True, exist_ok=True)
     text = "\n\n".join(table(cells, task, learned=learned) for task in sorted({cell.task for cell in cells})) + "\n"
     write_bytes(folder / "length.md", text.encode())
