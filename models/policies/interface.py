@@ -75,9 +75,9 @@ class Policy(ABC):
     spans: ClassVar[bool] = False  # whether parts of the prompt are named as shared (affixes, documents, a prefix)
     attends: ClassVar[bool] = False  # whether `attention` stands in for plain attention
 
-    @abstractmethod
     def without_object(self, config: ModelConfig, *, bidirectional: bool) -> str | None:
         """A sentence that says why this policy has nothing to do on such a model; None where it has."""
+        return None
 
     def check(self, config: ModelConfig, spans: tuple[tuple[int, int], ...]) -> None:
         """InputError where the parameters do not fit the model, or the shared parts are none that this policy shares."""
