@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .slabs import slabs
+from .slabs import rows_of, slabs
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -35,19 +35,20 @@ def _norm_backward(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor, dwe
     return dx.addcmul_(x, mean)
 
 
-def _rows(t: Tensor) -> Tensor:
-    return t.reshape(-1, t.shape[-1])
-
-
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        inverse, rows, flat, scale = x.new_empty(*x.shape[:-1], 1, dtype=wide), _rows(x), _rows(out), weight.to(wide)
+        inverse, rows, flat, scale = (
+            x.new_empty(*x.shape[:-1], 1, dtype=wide),
+            rows_of(x),
+            rows_of(out),
+            weight.to(wide),
+        )
         for slab in slabs(rows):
             part = rows[slab].to(wide)
-            _rows(inverse)[slab] = found = _inverse(part, eps)
+            rows_of(inverse)[slab] = found = _inverse(part, eps)
             flat[slab] = (part * found).mul_(scale)
         ctx.save_for_backward(x, weight, inverse)
         return out
@@ -59,7 +60,7 @@ class _RMSNorm(torch.autograd.Function):
         wide = inverse.dtype
         scale, dx = weight.to(wide), torch.empty(x.shape, dtype=x.dtype, device=x.device)
         dweight = torch.zeros_like(scale)
-        parts = [_rows(t) for t in (grad, x, inverse, dx)]
+        parts = [rows_of(t) for t in (grad, x, inverse, dx)]
         for slab in slabs(parts[1]):
             grad_part, x_part, inverse_part, into = (t[slab] for t in parts)
             into.copy_(_norm_backward(grad_part.to(wide), x_part.to(wide), scale, inverse_part, dweight))
@@ -74,7 +75,7 @@ class _GatedRMSNorm(torch.autograd.Function):
         wide = torch.promote_types(y.dtype, torch.float32)
         out, scale = torch.empty(y.shape, dtype=y.dtype, device=y.device), weight.to(wide)
         inverse = y.new_empty(*y.shape[:-1], 1, dtype=wide)
-        parts = [_rows(t) for t in (y, z, inverse, out)]
+        parts = [rows_of(t) for t in (y, z, inverse, out)]
         for slab in slabs(parts[0]):
             y_part, z_part, inverse_part, into = (t[slab] for t in parts)
             gated = F.silu(z_part.to(wide)).mul_(y_part)
@@ -91,7 +92,7 @@ class _GatedRMSNorm(torch.autograd.Function):
         scale = weight.to(wide)
         dweight = torch.zeros_like(scale)
         dy, dz = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (y, z))
-        parts = [_rows(t) for t in (grad, y, z, inverse, dy, dz)]
+        parts = [rows_of(t) for t in (grad, y, z, inverse, dy, dz)]
         for slab in slabs(parts[1]):
             grad_part, y_part, z_part, inverse_part, into_y, into_z = (t[slab] for t in parts)
             wide_y, wide_z = y_part.to(wide), z_part.to(wide)

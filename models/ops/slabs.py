@@ -15,3 +15,8 @@ def slabs(t: Tensor) -> Iterator[slice]:
     step = max(1, rows if t.device.type != "cpu" else ELEMENTS * rows // max(1, t.numel()))
     for first in range(0, rows, step):
         yield slice(first, min(first + step, rows))
+
+
+def rows_of(t: Tensor) -> Tensor:
+    """(..., D) -> (rows, D); a view wherever the strides allow one, and always of a tensor that was just made."""
+    return t.reshape(-1, t.shape[-1])
