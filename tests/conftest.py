@@ -20,6 +20,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = sorted(set(os.environ) - {"PYTEST_CURRENT_TEST"})
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +40,27 @@ def _default_dtype_restored():
     before = torch.get_default_dtype()
     yield
     torch.set_default_dtype(before)
+
+
+def _process_state() -> dict[str, object]:
+    """What a test may change for those after it in the same process; test files meet in any order."""
+    return {
+        "torch.nn.functional": dict(vars(torch.nn.functional)),  # DeepSpeed's stage 3 replaces `linear`
+        "os.environ": {name: os.environ.get(name) for name in ENVIRONMENT},  # libraries add their own when imported
+        "folder": os.getcwd(),
+        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
+        "gradients": torch.is_grad_enabled(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _process_left_as_found():
+    before = _process_state()
+    yield
+    after = _process_state()
+    vars(torch.nn.functional).update(before["torch.nn.functional"])  # type: ignore[call-overload]
+    assert [name for name in before if before[name] != after[name]] == []
 
 
 @pytest.fixture(autouse=True)

@@ -92,6 +92,7 @@ class Engine:
         settings = _settings(config, objective, clip=clip, micro_rows=micro_rows, accumulation=accumulation)
         if config.precision == "bf16":
             objective = objective.bfloat16()  # type: ignore[assignment]
+        self._linear = nn.functional.linear  # ZeRO 3 puts its own in place, for the whole process
         self._engine, *_ = deepspeed.initialize(
             model=objective, optimizer=optimizer, config=settings, dist_init_required=False
         )
@@ -201,6 +202,7 @@ class Engine:
     def close(self) -> None:
         self.watch.close()
         self._engine.destroy()
+        nn.functional.linear = self._linear
 
 
 def _settings(config: EngineConfig, objective: Objective, *, clip: float, micro_rows: int, accumulation: int) -> dict:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mezzotint.models.ops import cuda_attention, flash_cpu, flex_backend, slabs, ssd_parts
+from mezzotint.models.ops import cuda_attention, flash_cpu, flex_backend, slabs, ssd_parts, swiglu
 
 _DEVICE_OF = torch.ops.prim.device.default
 _INDEX = torch.ops.aten.index.Tensor
@@ -70,14 +70,31 @@ class Ledger(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is _INDEX:
             args = (args[0], _positions(args[1]))
-        with self._fake:
-            result = func(*args, **kwargs)
+        result = self._stand_ins(func, args, kwargs)
         for value in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(value, FakeTensor):
                 self._enter(value)
         if func is _CAST and args[0].untyped_storage()._cdata in self._weights:
             self.casts[result.untyped_storage()._cdata] = result.untyped_storage().nbytes()
         return result
+
+    def _stand_ins(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The operation on shapes. Where stand-ins are all there is, without FakeTensorMode's search for a rule: most of
+        a plan's time was spent in it, and most operations only look at the same memory in another way."""
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, (Tensor, list, tuple))]
+        if not all(_is_plain(value) for value in tensors) or "device" in kwargs:
+            with self._fake:
+                return func(*args, **kwargs)
+        with in_kernel_invocation_manager(self._fake):
+            result = func(*args, **kwargs)
+        if isinstance(result, (tuple, list)):
+            return type(result)(self._as_stand_in(value) for value in result)
+        return self._as_stand_in(result)
+
+    def _as_stand_in(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or isinstance(value, FakeTensor):
+            return value  # an operation in place returns its own argument
+        return FakeTensor(self._fake, value, torch.device("cpu"))
 
     def _makes_floats(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Does a call make a float tensor out of nothing? Of which type is only known by trying."""
@@ -100,6 +117,13 @@ class Ledger(TorchDispatchMode):
             del self._storages[key]
 
         self._storages[key] = weakref.ref(storage, leave)
+
+
+def _is_plain(value: Any) -> bool:
+    """A stand-in, or a sequence without tensors."""
+    if isinstance(value, Tensor):
+        return isinstance(value, FakeTensor)
+    return not any(isinstance(part, Tensor) and not isinstance(part, FakeTensor) for part in value)
 
 
 def _positions(indices: list[Tensor | None]) -> list[Tensor | None]:
@@ -151,8 +175,8 @@ class _Scan(torch.autograd.Function):
 def kernels_of(device: str) -> Iterator[None]:
     """Operations go the way they go on `device`, though stand-ins say that they are on the CPU.
 
-    On 'cuda': attention is FlexAttention's, and the SSD takes all blocks at once. Whoever adds a CUDA backend of training
-    to the table of operations says here what it keeps.
+    On 'cuda': attention is FlexAttention's, the SSD takes all blocks at once, and the MLP's gate casts nothing. Whoever
+    adds a CUDA backend of training to the table of operations says here what it keeps.
     """
     if device == "cpu":
         yield
@@ -162,6 +186,7 @@ def kernels_of(device: str) -> Iterator[None]:
         (ssd_parts, "SLAB_ELEMENTS", sys.maxsize),
         (ssd_parts, "_StateScan", _Scan),
         (slabs, "ELEMENTS", sys.maxsize),
+        (swiglu, "plain", lambda _: True),
         (cuda_attention, "serves", lambda device, dtype, *, cached: not cached),
         (flex_backend, "plan_flex", lambda lo, hi, **sizes: flex_backend.FlexPlan(None, None, compiled=False)),
         (flex_backend, "attend", lambda q, k, v, plan: _Flex.apply(q, k, v)),
