@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from mezzotint.launch.parent import stop_with_parent
+
 SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
 SAVE_SECONDS = "600"  # for a checkpoint after a signal; torchrun's own 30 kill in the middle of a large one
 CRASHED = 1
@@ -16,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # by environment: a version of torch that lacks one of them takes no offence
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVE_SECONDS)
+    stop_with_parent(os.getppid())
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -272,6 +272,34 @@ def test_torchrun_knows_the_signals_that_the_agent_passes_by_environment(monkeyp
     assert os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == agent.SAVE_SECONDS
 
 
+CHILD = """
+import os, signal, sys, time
+from mezzotint.launch.parent import stop_with_parent
+def asked(*_):
+    open(sys.argv[1] + ".asked", "w").close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, asked)
+stop_with_parent(int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
+open(sys.argv[1], "w").close()
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has ended")
+def test_a_process_is_asked_to_stop_when_its_parent_is_killed(tmp_path):
+    ready, asked = tmp_path / "ready", tmp_path / "ready.asked"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}, {str(ready)!r}])"
+    parent = subprocess.Popen([sys.executable, "-c", start], cwd=ROOT)
+    wait_until(ready.exists, "the child to start", 30)
+    assert not asked.exists()
+    parent.kill()
+    parent.wait()
+    wait_until(asked.exists, "the child to be asked", 30)
+    asked.unlink()
+    assert subprocess.run([sys.executable, "-c", CHILD, str(ready), "1"], cwd=ROOT, timeout=60).returncode == 0
+    assert asked.exists()  # its parent was another before it could say so
+
+
 def test_torchrun_script_without_a_head_says_so():
     done = subprocess.run(
         ["bash", str(commands.TORCHRUN), "debug"], env=os.environ | {"NODES": "2"}, capture_output=True, text=True
@@ -315,7 +343,7 @@ class Launched:
         wait_until(lambda: self.steps() >= step or self.process.poll() is not None, f"step {step}", 240)
         assert self.process.poll() is None, self.out.read_text()
 
-    def wait(self, timeout: float = 120) -> int:
+    def wait(self, timeout: float = 300) -> int:
         """The launcher's code, once none of its processes is left."""
         code = self.process.wait(timeout=timeout)
         wait_until(lambda: not self.processes(), "its processes to end", 60)
@@ -432,6 +460,15 @@ def test_a_stop_of_a_launch_script_has_the_runs_own_code_and_no_traceback(launch
     said = one.out.read_text()
     assert f"{one.run}: stopped and saved after step" in said and "Traceback" not in said
     assert "ended with" not in said and "exits with return code" not in said  # to the launcher it is no failure
+
+
+@pytest.mark.slow
+def test_a_launch_script_that_is_killed_leaves_nobody_training(launched):
+    one = launched(TORCHRUN_SCRIPT, **TWO)
+    one.wait_for(5)
+    one.process.kill()
+    assert one.wait() == -signal.SIGKILL
+    assert_stopped(one, "SIGTERM came", RANK, "launcher")
 
 
 @pytest.mark.slow
