@@ -28,11 +28,12 @@ def studies():
 
 
 def test_dry_runs_print_commands_and_write_nothing(studies, tmp_path, capsys):
-    stages = len(studies["curriculum"].STAGES)
+    courses = studies["curriculum"].COURSES
+    stages = sum(map(len, courses.values()))
     assert studies["pilot"].main(["--out", str(tmp_path / "p"), "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
-    # two models at two rates through the first stage, then each at one rate through all
-    assert sum("mezzotint.launch.train" in line for line in said) == 2 * (2 + stages)
+    # two models at two rates through the first stage of each task, then each at one rate through all
+    assert sum("mezzotint.launch.train" in line for line in said) == 2 * (2 * len(courses) + stages)
     assert studies["length"].main(["--out", str(tmp_path / "s"), "--seeds", "1,2", "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
     arms = len(studies["teaching"].ARMS)
@@ -41,13 +42,16 @@ def test_dry_runs_print_commands_and_write_nothing(studies, tmp_path, capsys):
     # seeds and tasks: the training length of each model, then the others, one by one where positions are scaled
     assert len(asked) == 2 * 2 * (arms + (arms - 2) + 2 * 4)
     assert sum("--rope-scaling ntk=16" in line and "--lengths 2560" in line for line in asked) == 2 * 2 * 2
+    assert studies["length"].main(["--tasks", "passkey", "--arms", "mamba", "--seeds", "1", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("mezzotint.launch.train") == len(courses["passkey"]) and "mqar" not in said
     assert list(tmp_path.iterdir()) == []
 
 
 def test_every_model_of_the_studies_is_a_recipe_that_can_be_planned(studies, tmp_path):
     teaching, curriculum = studies["teaching"], studies["curriculum"]
     shapes = {}
-    for stage in curriculum.STAGES:
+    for stage in (stage for stages in curriculum.COURSES.values() for stage in stages):
         tasks = [part for item in stage.taught for part in ("--task", item)]
         command = [
             sys.executable,
@@ -70,8 +74,10 @@ def test_every_model_of_the_studies_is_a_recipe_that_can_be_planned(studies, tmp
             plan = make_plan(load_recipe(recipe, overrides))
             shapes[arm] = (plan.model.pattern, plan.model.positions)
             assert plan.model.block_length == curriculum.BLOCK and plan.config.data.row_length == stage.row
+            assert plan.config.objective.schedule_high == (1.0 if stage.name == "passkey" else 0.6)
     assert shapes["mamba"][0] == "MM" and shapes["hybrid"][0] == "MA" and len(set(shapes.values())) == len(shapes)
-    assert curriculum.STAGES[-1].row == curriculum.TRAINED and set(curriculum.RATES) == set(teaching.ARMS)
+    assert {stages[-1].row for stages in curriculum.COURSES.values()} == {curriculum.TRAINED}
+    assert set(curriculum.COURSES) == set(curriculum.ASKED) and set(curriculum.RATES) == set(teaching.ARMS)
 
 
 def test_bad_input_is_one_sentence(studies, capsys, tmp_path):
@@ -79,6 +85,7 @@ def test_bad_input_is_one_sentence(studies, capsys, tmp_path):
         ("pilot", ["--arms", "mambo"], "no model 'mambo'"),
         ("pilot", ["--rates", "fast"], "--rates is 'fast'"),
         ("pilot", ["--samples", "0"], "one sample and some minutes"),
+        ("pilot", ["--tasks", "passkeys"], "no task 'passkeys'"),
         ("length", ["--arms", "mambo"], "no model 'mambo'"),
         ("length", ["--seeds", "one"], "--seeds is 'one'"),
         ("length", ["--report", "--out", str(tmp_path / "none")], "run the study first"),
@@ -110,20 +117,26 @@ def test_a_stage_ends_when_enough_is_answered_and_teaching_when_the_minutes_are_
     assert [before for _, _, before in made] == [None, *(one.release for one in rounds[:-1])]
     assert rounds[-1].minutes == 16 and not rounds[-1].enough
 
+    shares = iter([0.95, 0.95, 0.95])
+    patient = teaching.Stage(name="c", least=2, **usual)
+    assert len(teaching.teach(setting, teaching.Pupil("mamba", 1e-3, 1), (patient,))) == 2
+
 
 def test_the_pilots_table_says_learned_only_within_the_minutes(studies, tmp_path):
     pilot, teaching = studies["pilot"], studies["teaching"]
     setting = teaching.Setting(out=tmp_path, block=4, minutes=20, samples=200)
-    config = pilot.PilotConfig(setting=setting, arms=("attention", "mamba"), rates=(1e-3,), seed=1)
-    last = config.stages[-1].name
+    courses = studies["curriculum"].COURSES
+    config = pilot.PilotConfig(setting=setting, arms=("attention", "mamba"), rates=(1e-3,), seed=1, courses=courses)
 
-    def one(minutes: float, right: int) -> list:
-        return [teaching.Round(last, 3, (right, 200), 200, minutes, tmp_path, True)]
+    def one(task: str, arm: str, minutes: float, right: int):
+        end = teaching.Round(courses[task][-1].name, 3, (right,), 200, minutes, tmp_path, True)
+        return pilot.Taught(task, teaching.Pupil(arm, 1e-3, 1), [end])
 
-    pupils = [teaching.Pupil(arm, 1e-3, 1) for arm in config.arms]
-    text = pilot.table(list(zip(pupils, [one(25.0, 200), one(19.0, 190)])), config)
-    assert "attention: not learned" in text and "mamba: learned" in text
-    assert f"| mamba | 0.001 | {last} | 3 | {percent(190, 200)}, {percent(200, 200)} | 19.0 |" in text
+    found = [one("passkey", "attention", 25.0, 200), one("passkey", "mamba", 19.0, 190), one("mqar", "mamba", 9.0, 189)]
+    text = pilot.table(found, config)
+    assert "attention, passkey: not learned" in text and "mamba, passkey: learned" in text
+    assert "mamba, mqar: not learned" in text and "attention, mqar: not learned" in text
+    assert f"| passkey | mamba | 0.001 | passkey | 3 | {percent(190, 200)} | 19.0 |" in text
 
 
 def test_the_studys_table_counts_learned_seeds_and_leaves_out_the_others(studies, tmp_path):
@@ -163,9 +176,9 @@ def test_the_studies_run_and_go_on(studies, tmp_path, monkeypatch):
     usual = {"rows_per_step": 2, "steps": 3, "rounds": 1, "enough": 0.0, "tokens": "10k", "row": 32, "asked": asked}
     taught = ("mqar:pairs=2:symbols=16:queries=2:length=32",)
     stages = tuple(teaching.Stage(name=name, taught=taught, **usual) for name in ("one", "two"))
-    monkeypatch.setattr(length, "STAGES", stages)
+    monkeypatch.setitem(length.COURSES, "mqar", stages)
     monkeypatch.setattr(length, "TRAINED", 32)
-    monkeypatch.setattr(length, "TASKS", {"mqar": "mqar:pairs=2:queries=2:symbols=16"})
+    monkeypatch.setitem(length.ASKED, "mqar", "mqar:pairs=2:queries=2:symbols=16")
     monkeypatch.setattr(length, "LEARNED", 0.0)
     ran = []
     real = teaching.call
@@ -179,6 +192,8 @@ def test_the_studies_run_and_go_on(studies, tmp_path, monkeypatch):
     command = [
         "--out",
         str(tmp_path / "out"),
+        "--tasks",
+        "mqar",
         "--arms",
         "hybrid,mamba",
         "--seeds",
@@ -191,7 +206,7 @@ def test_the_studies_run_and_go_on(studies, tmp_path, monkeypatch):
     assert length.main([*command, "--folder", str(tmp_path / "made")]) == 0
     assert ran.count("mezzotint.launch.train") == 4 and ran.count("mezzotint.data") == 2
     files = sorted((tmp_path / "out" / "answers").iterdir())
-    assert [path.name for path in files] == ["hybrid-seed1.jsonl", "mamba-seed1.jsonl"]
+    assert [path.name for path in files] == ["mqar-hybrid-seed1.jsonl", "mqar-mamba-seed1.jsonl"]
     rows = [json.loads(line) for line in files[0].read_text().splitlines()]
     subjects = {row["identity"]["subject"] for row in rows if "identity" in row}
     assert subjects == {"hybrid-seed1", *(f"hybrid-seed1+ntk{multiple}" for multiple in (2, 4, 8, 16))}

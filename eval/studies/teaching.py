@@ -44,6 +44,8 @@ class Stage:
     asked: tuple[tuple[str, int], ...]  # (task, tokens)
     enough: float  # share of right answers, of every task asked
     tokens: str = "4m"  # of training text made
+    least: int = 1  # rounds, even if enough is answered: margins go on growing behind a full score
+    settings: tuple[str, ...] = ()  # of the recipe that are this stage's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,7 @@ def teach(setting: Setting, pupil: Pupil, stages: tuple[Stage, ...]) -> list[Rou
             before = done.release
             minutes = done.minutes
             rounds.append(done)
-            if done.enough or setting.dry_run:
+            if (done.enough and number >= stage.least) or setting.dry_run:
                 break
         if not rounds[-1].enough and not setting.dry_run:
             return rounds
@@ -150,6 +152,7 @@ def train_command(pupil: Pupil, stage: Stage, number: int, *, run: Path, text: P
         *ARMS[pupil.arm],
         *own,
         *shape,
+        *stage.settings,
         f"data.sources=[[{text},1.0]]",
         *start,
     ]
