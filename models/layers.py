@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import NOISE_FEATURES, ModelConfig
+from .ops.linear import linear
 from .ops.norm import rms_norm
 from .ops.swiglu import gated
 
@@ -24,13 +25,23 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
 
+class WideLinear(nn.Linear):
+    """nn.Linear without bias for layers of many outputs: few rows go through `ops.linear`."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
+
+
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)) (Shazeer 2020); (..., D) -> (..., D)."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(width, hidden, bias=False)
-        self.up_proj = nn.Linear(width, hidden, bias=False)
+        self.gate_proj = WideLinear(width, hidden)
+        self.up_proj = WideLinear(width, hidden)
         self.down_proj = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from support import assert_close, assert_same_gradients, generator, gradients_of
 from torch.nn import functional as F
 
-from mezzotint.models.ops import slabs
+from mezzotint.models.ops import linear, slabs, swiglu
 from mezzotint.models.ops.nll import nll
 from mezzotint.models.ops.norm import gated_rms_norm, rms_norm
 from mezzotint.models.ops.swiglu import gated
@@ -38,6 +38,31 @@ def test_slabs_are_torchs_own(name: str, elements: int, monkeypatch: pytest.Monk
     used = {key: leaf for key, leaf in leaves.items() if name != "norm" or key != "y"}
     used = {key: leaf for key, leaf in used.items() if name != "gate" or key != "w"}
     assert_same_gradients(gradients_of(used, [out]), gradients_of(used, [expected]))
+
+
+def test_the_gate_of_other_devices_is_torchs_own(monkeypatch: pytest.MonkeyPatch):
+    """Without casts: as it runs on CUDA, and as its memory is planned."""
+    monkeypatch.setattr(swiglu, "plain", lambda _: True)
+    x, y = (torch.randn(3, 5, generator=generator(n), dtype=torch.float64, requires_grad=True) for n in (1, 2))
+    leaves = {"x": x, "y": y}
+    assert_close(gated(x, y), F.silu(x) * y)
+    assert_same_gradients(gradients_of(leaves, [gated(x, y)]), gradients_of(leaves, [F.silu(x) * y]))
+    narrow = gated(x.detach().bfloat16(), y.detach().bfloat16())
+    assert narrow.dtype == torch.bfloat16
+    assert_close(narrow.double(), F.silu(x) * y, 2e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_a_product_in_runs_is_the_product(rows: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(linear, "WIDE", 70)
+    monkeypatch.setattr(linear, "RUN", 4)
+    monkeypatch.setattr(linear, "ROWS", 5)
+    x, weight = (torch.randn(n, 7, generator=generator(n), dtype=torch.float64) for n in (rows, 10))
+    with torch.no_grad():
+        assert linear.in_runs(x, weight) == (rows <= 5)
+        assert_close(linear.linear(x[None], weight), F.linear(x[None], weight))
+        assert not linear.in_runs(x, weight[:9]) and not linear.in_runs(x.bfloat16(), weight.bfloat16())
+    assert not linear.in_runs(x, weight)
 
 
 @pytest.mark.parametrize("elements", [1 << 18, 20, 1])
