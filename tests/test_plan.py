@@ -108,7 +108,9 @@ def test_bytes_of_every_pass(case):
 @pytest.mark.parametrize("frontiers", ["one", 3, "all"])
 def test_drawn_noise_and_documents_stay_within_the_plan(frontiers):
     """The planned micro-batch is the one that needs most; ordinary ones come close."""
-    p = a_pass("hybrid", frontiers, activations="all" if frontiers == "all" else "layer", rows=3, row_length=512)
+    p = a_pass(
+        "hybrid", frontiers, "float32", activations="all" if frontiers == "all" else "layer", rows=3, row_length=512
+    )
     blocks = p.row_length // p.model.block_length
     source = NoiseSource(
         seed=0, rows_per_step=8, row_blocks=blocks, slots=p.objective.slots(blocks), block_length=p.model.block_length
