@@ -319,7 +319,7 @@ def mended(sentence: str, name: str, *overrides: str, gpus: int, gpu: str) -> li
 def test_what_does_not_fit_is_refused_with_what_does(overrides, gpus, gpu, word):
     sentence = refused("3b_attention", *overrides, gpus=gpus, gpu=gpu)
     assert word in sentence and "the nearest that fits is" in sentence
-    need, over, free = (float(re.search(pattern, sentence)[1]) for pattern in (
+    need, over, free = (float(re.search(pattern, sentence)[1].replace(",", "")) for pattern in (
         r"needs ([\d,.]+) GB", r", ([\d,.]+) GB more", r"than the ([\d.]+) GB"))  # fmt: skip
     assert need - over == pytest.approx(free, abs=0.11)
     assert free == pytest.approx(known_gpu(gpu).usable / 1e9, abs=0.06)
