@@ -83,6 +83,12 @@ def _add_generate(commands) -> None:
         "--dtype", metavar="NAME", help="float32, bfloat16 or float16 (default: as the release has it)"
     )
     generate.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    generate.add_argument(
+        "--compile",
+        action="store_true",
+        help="on a CPU, compile what stands between the products of a step: half a minute at first, some seconds from then "
+        "on, for long texts",
+    )
     generate.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1, the steadiest)")
     generate.set_defaults(run=_generate)
 

@@ -62,26 +62,28 @@ def two_stream_step(model: Denoiser, case: TrainingCase, *, autocast: torch.dtyp
 
 def one_stream_step(model: Denoiser, case: TrainingCase, *, autocast: torch.dtype) -> Callable[[], None]:
     """The same with one stream: the clean tokens through the same layers, the loss at as many of their positions."""
-    config = model.config
     masked = case.masked.flatten(1)
-    no_frontiers = torch.zeros(len(case.clean), 0, dtype=torch.int64)
 
     def step() -> None:
         with torch.autocast(case.clean.device.type, dtype=torch.bfloat16, enabled=autocast == torch.bfloat16):
-            layout = make_layout(
-                block_length=config.block_length, clean_tokens=case.clean.shape[1], frontiers=no_frontiers
-            )
-            plan = None
-            if "A" in config.pattern:
-                plan = plan_attention(config, layout, cached=False, device=case.clean.device, dtype=autocast)
-            h = model.embed(case.clean)
-            for layer in model.layers:
-                h, _ = layer(h, layout, plan, None)
-            loss = masked_loss(model, h[masked], case)
+            loss = masked_loss(model, one_stream_hidden(model, case.clean, autocast)[masked], case)
         loss.backward()
         model.zero_grad(set_to_none=True)
 
     return step
+
+
+def one_stream_hidden(model: Denoiser, clean: Tensor, dtype: torch.dtype) -> Tensor:
+    """Hidden states (B, T, D) of the clean tokens (B, T) alone, behind all layers; products in `dtype`."""
+    config, no_frontiers = model.config, torch.zeros(len(clean), 0, dtype=torch.int64)
+    layout = make_layout(block_length=config.block_length, clean_tokens=clean.shape[1], frontiers=no_frontiers)
+    plan = None
+    if "A" in config.pattern:
+        plan = plan_attention(config, layout, cached=False, device=clean.device, dtype=dtype)
+    h = model.embed(clean)
+    for layer in model.layers:
+        h, _ = layer(h, layout, plan, None)
+    return h
 
 
 def masked_loss(model: Denoiser, hidden: Tensor, case: TrainingCase) -> Tensor:

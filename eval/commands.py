@@ -42,6 +42,7 @@ def generate(options: argparse.Namespace) -> int:
         seed=options.seed,
         dtype=_dtype(options.dtype),
         device=options.device,
+        compiled=options.compile,
     )
     release_subject(options.release)  # says what is missing before anything is loaded
     found = generation.sample(config)

@@ -78,6 +78,18 @@ def decode_floor(
     return forward_products(linears, tiles, dtype=dtype, device=device)
 
 
+def prefill_floor(
+    config: ModelConfig, *, tokens: int, dtype: torch.dtype, device: str | torch.device = "cpu"
+) -> Callable[[], None]:
+    """The products of reading one row of `tokens`: block `b` sees `b + 1` blocks. No head.
+
+    The last layer counts in full, though only what feeds the state is needed of it.
+    """
+    g, groups, a = config.block_length, config.n_heads // config.n_kv_heads, config.pattern.count("A")
+    tiles = [Tiles(config.n_kv_heads, g * groups, (b + 1) * g, config.head_dim, a) for b in range(tokens // g) if a]
+    return forward_products(linear_layers(config, rows=tokens, logits=0), tiles, dtype=dtype, device=device)
+
+
 def training_floor(
     config: ModelConfig,
     *,

@@ -9,8 +9,10 @@ import torch
 
 from mezzotint.data.tokenizer import Tokenizer, load_tokenizer
 from mezzotint.eval.timing import load_average
+from mezzotint.models.compiled import CompiledLayers
 from mezzotint.models.config import ModelConfig
 from mezzotint.models.decode import Generation, generate
+from mezzotint.models.denoiser import run_layer
 from mezzotint.models.errors import InputError
 from mezzotint.models.reveal import Ancestral, EntropyBound, FirstHitting, Reveal, Sampler, Threshold, TopK
 from mezzotint.models.weights import load_config, load_model
@@ -30,8 +32,13 @@ class GenerateConfig:
     seed: int = 0
     dtype: torch.dtype | None = None
     device: str = "cpu"
+    compiled: bool = False  # layers by models.compiled, on a CPU
 
     def __post_init__(self) -> None:
+        if self.compiled and self.device != "cpu":
+            raise InputError(
+                f"--compile is for a CPU; on {self.device} long texts are decoded by captured graphs anyway"
+            )
         if not -(2**63) <= self.seed < 2**63:
             raise InputError(f"--seed is {self.seed}; it must fit into 64 bits")
 
@@ -59,6 +66,7 @@ def sample(config: GenerateConfig) -> Samples:
         reveal=config.reveal,
         sampler=config.sampler,
         samples_per_prompt=config.samples,
+        run=CompiledLayers() if config.compiled else run_layer,
     )
     # ids of a padded vocabulary, beyond the tokenizer's, stand for no text
     known = [[token for token in tokens if token < tokenizer.vocab_size] for tokens in generation.tokens]

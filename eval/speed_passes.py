@@ -9,18 +9,20 @@ import torch
 from torch import Tensor
 
 from mezzotint.eval.fill import random_tokens
-from mezzotint.models.denoiser import Denoiser
+from mezzotint.models.denoiser import Denoiser, LayerRun, run_layer
 from mezzotint.models.reveal import Sampler, TopK
 from mezzotint.models.state import State
 
 Call = Callable[[], object]
 
 
-def passes(model: Denoiser, state: State, *, chunk: int, generator: torch.Generator) -> dict[str, Call]:
+def passes(
+    model: Denoiser, state: State, *, chunk: int, generator: torch.Generator, run: LayerRun = run_layer
+) -> dict[str, Call]:
     """Calls of one denoise, one advance, one commit of a block and one prefill chunk, each from a fixed state.
 
     The prefill chunk is the last one that ends at the state's length: it rewrites keys and values there;
-    `prefill_first`, where it is another one, is the chunk at position 0.
+    `prefill_first`, where it is another one, is the chunk at position 0. run: how denoise and advance call a layer.
     """
     config, device = model.config, next(model.parameters()).device
     g = config.block_length
@@ -29,8 +31,8 @@ def passes(model: Denoiser, state: State, *, chunk: int, generator: torch.Genera
     tokens = random_tokens(config, state.batch, chunk, generator=generator).to(device)
     earlier, empty = _with_length(state, state.length - chunk), _with_length(state, torch.zeros_like(state.length))
     calls: dict[str, Call] = {
-        "denoise": lambda: model.denoise(canvas, state),
-        "advance": lambda: model.advance(block, canvas, state),
+        "denoise": lambda: model.denoise(canvas, state, run=run),
+        "advance": lambda: model.advance(block, canvas, state, run=run),
         "commit": lambda: model.commit(block, state),
         "prefill": lambda: model.commit(tokens, earlier),
     }

@@ -9,11 +9,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .denoiser import Denoiser
+from .denoiser import Denoiser, LayerRun, in_place, run_layer
 from .errors import InputError
+from .graphs import StepGraphs
 from .request import check_memory, check_prompts, new_tokens
 from .reveal import Reveal, Sampler, TopK
 from .state import State
+
+GRAPH_TOKENS = 128  # new tokens a row from which two captures, some ten passes each, are worth it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ def generate(
     samples_per_prompt: int = 1,
     max_length: int | None = None,
     prefill_chunk: int = 1024,
+    run: LayerRun = run_layer,
 ) -> Generation:
     """Continue each prompt (token ids, any length, 0 too) by up to `max_new_tokens`.
 
@@ -61,7 +65,8 @@ def generate(
     tokens in the first canvas, so the block grid starts at token 0. `samples_per_prompt` samples fork one prefilled
     state. Rows go their own way: one whose canvas is full is committed in the same pass that denoises the others
     (`advance`), so a block of S steps costs S passes. A row ends with the block that holds its first <eos>, or at
-    `max_new_tokens`, or where prompt and new tokens together reach `max_length`.
+    `max_new_tokens`, or where prompt and new tokens together reach `max_length`. run: how each layer is called
+    (`compiled.CompiledLayers`).
 
     Defaults: four tokens each step, the surest first, sampled at temperature 1. Raises InputError for
     prompts with control ids or ids out of the vocabulary, limits below 1, and a state that memory cannot hold.
@@ -82,7 +87,8 @@ def generate(
         state = state.select(rows)
     prefilled = _now(model)
     texts = _Texts(model, [prompts[row] for row in rows], [limits[row] for row in rows])
-    nfe = denoise_all(model, texts, state, reveal=reveal, sampler=sampler, generator=generator)
+    steps = _steps(model, state, run, new_tokens=max_new_tokens)
+    nfe = denoise_all(model, texts, state, reveal=reveal, sampler=sampler, generator=generator, passes=steps)
     return Generation(
         tokens=[text[start:] for text, start in zip(texts.tokens, texts.starts)],
         ended=texts.ended,
@@ -92,6 +98,45 @@ def generate(
         prefill_seconds=prefilled - begin,
         seconds=_now(model) - begin,
     )
+
+
+class Passes(Protocol):
+    """Denoise and advance as a model has them; logits may be overwritten by the next call, and states are consumed."""
+
+    def denoise(self, canvas: Tensor, state: State) -> Tensor:
+        """Logits (B, G, V) of the frontier block."""
+
+    def advance(
+        self, clean: Tensor, canvas: Tensor, state: State, blocks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Commit a block of the rows that `blocks` (B,) names, and denoise the canvas behind it."""
+
+
+@dataclass(frozen=True)
+class OwnPasses:
+    """The model's own passes on a state that belongs to this decoding: SSM states are written where they stand."""
+
+    model: Denoiser
+    run: LayerRun
+
+    def denoise(self, canvas: Tensor, state: State) -> Tensor:
+        return self.model.denoise(canvas, state, run=self.run)
+
+    def advance(
+        self, clean: Tensor, canvas: Tensor, state: State, blocks: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        return self.model.advance(clean, canvas, state, blocks, run=in_place(self.run))
+
+
+def _steps(model: Denoiser, state: State, run: LayerRun, *, new_tokens: int) -> Passes:
+    """CUDA graphs where the device captures them and there are enough passes to pay for it, else the model's own passes."""
+    if not isinstance(model, Denoiser):
+        return model  # a stand-in has passes and no layers
+    if run is run_layer and new_tokens >= GRAPH_TOKENS:
+        graphs = StepGraphs(model, state)
+        if graphs.captures:
+            return graphs
+    return OwnPasses(model, run)
 
 
 class Texts(Protocol):
@@ -113,13 +158,24 @@ class Texts(Protocol):
 
 
 def denoise_all(
-    model: Denoiser, texts: Texts, state: State, *, reveal: Reveal, sampler: Sampler, generator: torch.Generator
+    model: Denoiser,
+    texts: Texts,
+    state: State,
+    *,
+    reveal: Reveal,
+    sampler: Sampler,
+    generator: torch.Generator,
+    passes: Passes | None = None,
 ) -> int:
-    """Run every row of `texts` to its end; returns the number of passes."""
+    """Run every row of `texts` to its end; returns the number of passes.
+
+    passes: how they are run, None for the model's own, which leave `state` as it is.
+    """
+    passes = model if passes is None else passes
     mask = model.config.mask_token_id
     canvas = texts.first_canvas()
     step = torch.zeros(len(canvas), dtype=torch.long, device=canvas.device)
-    logits, nfe = model.denoise(canvas, state), 1
+    logits, nfe = passes.denoise(canvas, state), 1
     while True:
         texts.count_pass()
         proposal = sampler(logits, generator)
@@ -141,9 +197,9 @@ def denoise_all(
             clean, fresh = canvas, going.to(canvas.device)
             canvas = texts.next_canvas(canvas, fresh)
             step = step.masked_fill(fresh, 0)
-            logits, state = model.advance(clean, canvas, state, blocks=going.long())
+            logits, state = passes.advance(clean, canvas, state, blocks=going.long())
         else:
-            logits = model.denoise(canvas, state)
+            logits = passes.denoise(canvas, state)
         nfe += 1
 
 

@@ -16,7 +16,8 @@ from .initialise import initialise
 from .layers import RMSNorm, SwiGLU, noise_level_features
 from .layout import Layout, make_layout
 from .mamba2 import Mamba2
-from .state import LayerState, State
+from .ops.linear import linear
+from .state import LayerState, SSMState, State
 
 
 class Layer(nn.Module):
@@ -49,6 +50,24 @@ def run_layer(
 ) -> tuple[Tensor, LayerState | None]:
     """The plain way to run a layer; training may pass another that computes the same and keeps less."""
     return layer(h, layout, attention, state)
+
+
+def in_place(run: LayerRun) -> LayerRun:
+    """`run`, with SSM states written over those they follow: of new ones only one layer's exist at a time.
+
+    For a caller that owns the state: the old value is consumed, as that of attention layers always is.
+    """
+
+    def call(
+        layer: Layer, h: Tensor, layout: Layout, attention: AttentionPlan | None, state: LayerState | None
+    ) -> tuple[Tensor, LayerState | None]:
+        h, after = run(layer, h, layout, attention, state)
+        if isinstance(state, SSMState) and isinstance(after, SSMState) and after.ssm is not state.ssm:
+            state.ssm.copy_(after.ssm)
+            state.conv.copy_(after.conv)
+        return h, after if state is None else state
+
+    return call
 
 
 class Denoiser(nn.Module):
@@ -115,7 +134,7 @@ class Denoiser(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V); -inf at the mask token, which is never predicted (SUBS), and at the pad token."""
         weight = self.embed.weight if self.config.tie_embeddings else self.head.weight
-        logits = nn.functional.linear(self.norm(hidden), weight)
+        logits = linear(self.norm(hidden), weight)
         for never in (self.config.mask_token_id, self.config.pad_token_id):
             # in place and unseen by autograd: no copy of the logits or of their gradient, which a softmax makes 0 there
             logits.detach()[..., never] = -torch.inf
@@ -139,10 +158,13 @@ class Denoiser(nn.Module):
         return State(layers, torch.zeros(batch, dtype=torch.long), max_length, size)
 
     @torch.no_grad()
-    def denoise(self, canvas: Tensor, state: State, levels: Tensor | None = None) -> Tensor:
-        """Logits (B, G, V) of the frontier block `canvas` (B, G); reads the state and leaves it bit-identical."""
+    def denoise(self, canvas: Tensor, state: State, levels: Tensor | None = None, run: LayerRun = run_layer) -> Tensor:
+        """Logits (B, G, V) of the frontier block `canvas` (B, G); reads the state and leaves it bit-identical.
+
+        run: how each layer is called (compilation).
+        """
         layout = self._cached_layout(canvas[:, :0], state, None, noisy=True)
-        hidden, _ = self._pass(canvas[:, :0], canvas[:, None], layout, state, levels)
+        hidden, _ = self._pass(canvas[:, :0], canvas[:, None], layout, state, levels, run)
         return self.logits(hidden[:, 0])
 
     @torch.no_grad()
@@ -155,11 +177,17 @@ class Denoiser(nn.Module):
 
     @torch.no_grad()
     def advance(
-        self, clean: Tensor, canvas: Tensor, state: State, blocks: Tensor | None = None, levels: Tensor | None = None
+        self,
+        clean: Tensor,
+        canvas: Tensor,
+        state: State,
+        blocks: Tensor | None = None,
+        levels: Tensor | None = None,
+        run: LayerRun = run_layer,
     ) -> tuple[Tensor, State]:
         """Commit `clean` (B, m*G) and denoise `canvas` (B, G) behind it, in one pass: (logits (B, G, V), next state)."""
         layout = self._cached_layout(clean, state, blocks, noisy=True)
-        hidden, after = self._pass(clean, canvas[:, None], layout, state, levels)
+        hidden, after = self._pass(clean, canvas[:, None], layout, state, levels, run)
         assert after is not None  # a pass that is given a state returns one
         return self.logits(hidden[:, 0]), after
 

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from .config import ModelConfig
 from .errors import InputError
-from .layers import RMSNorm
+from .layers import RMSNorm, WideLinear
 from .layout import Layout, pick
-from .ops import fused_step
+from .ops import fused_step, torch_step
 from .ops.conv import block_conv
+from .ops.linear import linear
 from .ops.norm import gated_rms_norm
 from .ops.ssd import ssd
 from .state import SSMState
@@ -26,7 +27,7 @@ class Mamba2(nn.Module):
         super().__init__()
         self.config = config
         heads, channels = config.ssm_heads, config.conv_channels
-        self.in_proj = nn.Linear(config.d_model, config.d_inner + channels + 2 * heads, bias=False)
+        self.in_proj = WideLinear(config.d_model, config.d_inner + channels + 2 * heads)
         self.conv1d = nn.Conv1d(channels, channels, config.d_conv, groups=channels)
         self.dt_bias = nn.Parameter(torch.zeros(2, heads))
         self.A_log = nn.Parameter(torch.zeros(heads))
@@ -49,7 +50,40 @@ class Mamba2(nn.Module):
         """
         if state is not None and fused_step.takes(x, layout, state):
             return fused_step.run(self, x, layout, state)
+        if state is not None and self.steps(x, layout):
+            return self.step(x, layout, state, torch_step.block_step)
         return self.general(x, layout, state)
+
+    def step(
+        self, x: Tensor, layout: Layout, state: SSMState, block_step: torch_step.BlockStep
+    ) -> tuple[Tensor, SSMState]:
+        """`forward` of a denoise, an advance or the commit of one block, through `block_step`."""
+        z, u, dt = self._project(x, layout)
+        u, dt = (t.unflatten(1, (-1, layout.block_length)) for t in (u, dt))
+        valid = None if layout.blocks is None else layout.blocks.to(x.device)
+        weights = self.step_weights()
+        y, ssm, tail = block_step(
+            z, u, dt.unflatten(-1, (2, -1)), state.ssm, state.conv, weights, valid, layout.clean_blocks
+        )
+        return self.out_proj(y), SSMState(ssm, tail)
+
+    def step_weights(self) -> torch_step.StepWeights:
+        assert self.conv1d.bias is not None
+        return torch_step.StepWeights(
+            self.conv1d.weight[:, 0],
+            self.conv1d.bias,
+            self.dt_bias,
+            self.A_log,
+            self.D,
+            self.norm.weight,
+            self.norm.eps,
+        )
+
+    def steps(self, x: Tensor, layout: Layout) -> bool:
+        """Whether a pass over x (B, L, D) is one that `step` takes."""
+        sizes = {"heads": self.config.ssm_heads, "size": layout.block_length, "width": self.config.d_conv}
+        blocks = layout.clean_blocks + layout.noisy_blocks
+        return torch_step.serves(x.device, batch=len(x), blocks=blocks, **sizes) and fused_step.fits(layout)
 
     def general(self, x: Tensor, layout: Layout, state: SSMState | None) -> tuple[Tensor, SSMState]:
         """`forward` for every device and every layout."""
@@ -93,8 +127,8 @@ class Mamba2(nn.Module):
             return z, u, dt
         weight = self.in_proj.weight
         gate, rest = weight[: sizes[0]], weight[sizes[0] :]  # tensors of quantized weights can be sliced, but not split
-        u, dt = F.linear(x, rest).split(sizes[1:], dim=-1)
-        return F.linear(layout.outputs(x), gate), u, dt
+        u, dt = linear(x, rest).split(sizes[1:], dim=-1)
+        return linear(layout.outputs(x), gate), u, dt
 
     def _step(self, dt: Tensor) -> Tensor:
         """softplus of the projected step sizes, (B, M, G, 2, H), float32 or wider."""

@@ -6,8 +6,10 @@ import pytest
 import torch
 from support import PATTERNS, assert_close, generator, noisy_canvas, ordinary, random_case, tiny_config, tiny_model
 
+from mezzotint.models import decode
 from mezzotint.models.errors import InputError
 from mezzotint.models.graphs import StepGraphs, bucket
+from mezzotint.models.reveal import Sampler, TopK
 from mezzotint.models.state import State
 
 CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and none is here")
@@ -40,6 +42,34 @@ def test_the_captured_pass_is_the_models_own(pattern):
     assert_close(graphs.call("advance", 1024), onward)
     now = State(state.layers, after.length, 12, 3)
     assert_close(model.denoise(canvas, now), model.denoise(canvas, after))
+
+
+@torch.no_grad()
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a card the captured passes themselves are compared")
+def test_long_texts_are_decoded_by_graphs_where_they_capture(monkeypatch):
+    """The passes that would be captured, run as they are: greedy texts of ragged prompts are the model's own."""
+    pytest.importorskip("triton", reason="Triton is not installed: pip install triton")
+    made = []
+
+    class Uncaptured(StepGraphs):
+        def __init__(self, model, state):
+            super().__init__(model, state)
+            self.captures, self.captured = True, {}
+            made.append(self)
+
+        def _capture(self, call):
+            return call
+
+    model = tiny_model(tiny_config("AM", block_length=3, chunk_length=3))
+    prompts = [ordinary(model.config, (n,), generator(n)).tolist() for n in (2, 7)]
+    settings = {"max_new_tokens": 7, "sampler": Sampler(temperature=0.0), "reveal": TopK(steps=2)}
+    monkeypatch.setattr(decode, "StepGraphs", Uncaptured)
+    plain = decode.generate(model, prompts, generator=generator(), **settings)
+    assert made == [], "a short text is not worth a capture"
+    monkeypatch.setattr(decode, "GRAPH_TOKENS", 7)
+    found = decode.generate(model, prompts, generator=generator(), **settings)
+    assert found.tokens == plain.tokens and found.nfe == plain.nfe
+    assert {name for name, *_ in made[0].captured} == {"denoise", "advance"}
 
 
 @torch.no_grad()

@@ -365,12 +365,14 @@ def test_the_benchmark_runs_and_writes_its_table(tmp_path, monkeypatch):
     small = ["--size", "debug", "--layers", "2", "--batch", "1", "--row-length", "32", "--contexts", "64,128"]
     assert bench_main([*small, "--quick", "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "bench.json").read_text())
-    assert len(report["rows"]) == 12 + 24 + 1
-    assert {row["step"] for row in report["rows"][12:36]} == {
+    assert len(report["rows"]) == 12 + 12 + 24 + 6 + 1
+    steps = [row["step"] for row in report["rows"]]
+    assert {*steps[12:24]} == {"prefill of 1k"}
+    assert {*steps[24:-1]} == {"block of 8 steps at 64"} | {
         f"{n} at {c}" for n in ("denoise", "advance") for c in (64, 128)
     }
     assert all(row["ratio"] == pytest.approx(row["ms"] / row["beside_ms"]) for row in report["rows"])
-    assert (tmp_path / "bench.md").read_text().count("\n| ") == 1 + 37
+    assert (tmp_path / "bench.md").read_text().count("\n| ") == 1 + 55
 
 
 def test_states_are_plain_values():

@@ -29,9 +29,10 @@ class Backend:
 def backends(device: torch.device) -> list[Backend]:
     """Every backend of every op on `device`, the preferred one of an op first.
 
-    attention: of training; cached attention: denoise, advance and prefill; mamba step: a Mamba layer's denoise, advance
-    or commit of one block; clean ssd: prefill; prefix read: chunks of several blocks, where nothing is differentiated. On
-    a CUDA device the first call runs every kernel there once, beside plain torch: what fails is declined with its error.
+    attention: of training, cached attention: denoise, advance and prefill, both in float32; in bfloat16 a CPU takes the
+    same way for all of them; mamba step: a Mamba layer's denoise, advance or commit of one block; clean ssd: prefill;
+    prefix read: chunks of several blocks, where nothing is differentiated. On a CUDA device the first call runs every
+    kernel there once, beside plain torch: what fails is declined with its error.
     """
     cached = flash_attn_backend.declined(device) or triton_checks.attend_declined(device)
     return [
@@ -42,6 +43,9 @@ def backends(device: torch.device) -> list[Backend]:
         Backend("cached attention", "flash_attn", cached),
         Backend("cached attention", "triton", triton_checks.attend_declined(device)),
         Backend("cached attention", "products", None),
+        Backend("attention in bfloat16", "flash_cpu", flash_cpu.declined(device, torch.bfloat16)),
+        Backend("attention in bfloat16", "flex_attention", flex_backend.declined(device)),
+        Backend("attention in bfloat16", "products", None),
         Backend("mamba step", "triton", fused_step.declined(device)),
         Backend("mamba step", "torch", None),
         Backend("clean ssd", "mamba_ssm", mamba_ssm_backend.declined(device)),

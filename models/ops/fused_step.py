@@ -46,15 +46,10 @@ def fits(layout: Layout) -> bool:
 
 def run(mixer: Mamba2, x: Tensor, layout: Layout, state: SSMState) -> tuple[Tensor, SSMState]:
     """`Mamba2.forward` of such a pass: outputs of the tokens that the layout wants, and the next state."""
-    from .triton_block_step import StepWeights, block_step
+    from .triton_block_step import block_step
 
-    assert mixer.conv1d.bias is not None
-    weights = StepWeights(
-        mixer.conv1d.weight[:, 0], mixer.conv1d.bias, mixer.dt_bias, mixer.A_log, mixer.D, mixer.norm.weight,
-        mixer.config.norm_eps,
-    )  # fmt: skip
     y, ssm, tail = block_step(
-        mixer.in_proj(x), state.ssm, state.conv, weights, block_length=layout.block_length,
+        mixer.in_proj(x), state.ssm, state.conv, mixer.step_weights(), block_length=layout.block_length,
         clean_blocks=layout.clean_blocks, valid=layout.blocks,
     )  # fmt: skip
     return mixer.out_proj(layout.outputs(y)), SSMState(ssm, tail)

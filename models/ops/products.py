@@ -62,7 +62,7 @@ def join(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tens
 def _part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, slab: Slab, blind: bool) -> tuple[Tensor, Tensor]:
     scores = _scores(q, k, mask, slab)
     top = scores.amax(-1, keepdim=True)
-    weights = scores.softmax(-1)
+    weights = torch.softmax(scores, -1, out=scores)  # each row is read before it is written
     # the largest weight is exp(top - lse): no second exponential
     lse = top - weights.amax(-1, keepdim=True).log_()
     if blind:  # 0/0 where no key is seen

@@ -9,28 +9,14 @@ those of `ssd.py`. Forward only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from .torch_step import StepWeights
 from .triton_lang import dot_precision, dot_type, jit, next_power, tl, wide_type
 
 # channels a program: wider ones spill registers when compiled for sm_90
 CONV_CHANNELS, HEAD_CHANNELS, STATE_ROWS = 64, 64, 64
-
-
-@dataclass(frozen=True)
-class StepWeights:
-    """The parameters of a Mamba layer that the step uses."""
-
-    conv_weight: Tensor  # (Ch, W)
-    conv_bias: Tensor  # (Ch,)
-    dt_bias: Tensor  # (2, H)
-    A_log: Tensor  # (H,)
-    D: Tensor  # (H,)
-    norm: Tensor  # (H*P,)
-    eps: float
 
 
 def block_step(
