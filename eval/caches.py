@@ -56,7 +56,7 @@ def decode(model: Denoiser, cell: Cell, prompts: list[Prompt], store: Store) -> 
     """One batch under the cell's policy."""
     config = cell.config
     tokens, standing = stacked(prompts)
-    spans = () if config.shared is None or not cell.policy.spans else (config.shared.span(len(tokens[0])),)
+    spans = config.spans(len(tokens[0])) if cell.policy.spans else ()
     new_tokens, rule = len(standing[0]), config.rule()
     if cell.kind == BIDIRECTIONAL:
         return decode_canvas(

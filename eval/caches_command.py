@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from mezzotint.data.tasks.catalog import parse_task
 from mezzotint.eval.caches import sweep
+from mezzotint.eval.caches_file import read_prompts
 from mezzotint.eval.caches_plan import (
     CachesConfig,
     Cell,
@@ -61,12 +62,16 @@ def run(options: argparse.Namespace) -> int:
 
 def read_config(options: argparse.Namespace) -> CachesConfig:
     """The comparison that the options ask for. Raises InputError."""
+    own = read_prompts(options.prompts) if options.prompts else None
+    if own is None and not options.lengths:
+        raise InputError("--lengths is missing: give tokens of prompt and answer, as in 256,1k")
     return CachesConfig(
         policies=tuple(parse_policies(options.policies)),
-        lengths=parse_counts(options.lengths),
+        lengths=parse_counts(options.lengths) if options.lengths or own is None else (own.length,),
         batches=parse_counts(options.batch),
         data=options.data,
         task=parse_task(options.task) if options.task else None,
+        prompts=own,
         new_tokens=options.new_tokens,
         samples=options.samples,
         shared=parse_shared(options.shared) if options.shared else None,

@@ -21,6 +21,9 @@ EXAMPLES = """policies (parameters behind a colon; several values with slashes a
   fork                                          exact sharing of a prefix, block-causal; needs --shared prefix=...
   drop:keep=0.5:rule=leave-one-out|recency|random           eviction, block-causal
 
+--prompts: a line is {"prompt": [ids], "answer": [ids], "given": [booleans], "shared": [[start, end], ...]}. Where `given` is
+  true the answer's token stands there from the start, the others are asked. `given` and `shared` may be left out.
+
 examples:
   mezzotint-eval caches row/ causal/ --policies none fast entropy:threshold=0.1/0.3/1/3 --data prepared/ --lengths 256,1k
   mezzotint-eval caches row/ --policies acache:ratio=0/0.1/0.2/1 --task mqar:queries=4 --lengths 256 --shared infix=0.5
@@ -39,11 +42,14 @@ def add_parser(commands) -> None:
     )
     parser.add_argument("releases", nargs="+", metavar="RELEASE", help="release folders (mezzotint-export makes them)")
     parser.add_argument("--policies", nargs="+", required=True, metavar="POLICY", help="none is always among them")
-    what = parser.add_argument_group("what is continued (one of --data and --task)")
+    what = parser.add_argument_group("what is continued (one of --data, --task and --prompts)")
     what.add_argument("--data", metavar="FOLDER", help="prepared text: prompts are the starts of its rows")
     what.add_argument("--task", metavar="TASK", help="a retrieval task, as in mqar:pairs=8:queries=4")
+    what.add_argument("--prompts", metavar="FILE", help="prompts of your own, JSON lines: see below")
     what.add_argument("--text", default="stdlib", metavar="FOLDER", help="prepared text for haystack=text")
-    what.add_argument("--lengths", required=True, metavar="LIST", help="tokens of prompt and answer, as in 256,1k")
+    what.add_argument(
+        "--lengths", metavar="LIST", help="tokens of prompt and answer, as in 256,1k (not with --prompts)"
+    )
     what.add_argument("--new-tokens", type=int, default=64, metavar="N", help="written behind text (default: 64)")
     what.add_argument("--samples", type=int, default=16, metavar="N", help="prompts of a cell (default: %(default)s)")
     what.add_argument("--shared", metavar="PLACE=SHARE", help="shared part: prefix, infix or suffix of the prompt")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mezzotint.data.tasks.catalog import spelled as spelled_task
 from mezzotint.data.tasks.sample import Task
+from mezzotint.eval.caches_file import PromptFile
 from mezzotint.eval.cells import DTYPES
 from mezzotint.eval.draws import DESIGN
 from mezzotint.eval.retrieval_subjects import training_length
@@ -72,6 +73,7 @@ class CachesConfig:
     batches: tuple[int, ...] = (1,)
     data: str | None = None
     task: Task | None = None
+    prompts: PromptFile | None = None
     new_tokens: int = 64
     samples: int = 16
     shared: Shared | None = None
@@ -85,8 +87,12 @@ class CachesConfig:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if (self.data is None) == (self.task is None):
-            raise InputError("give either --data, a folder of prepared text, or --task, a retrieval task")
+        if sum(source is not None for source in (self.data, self.task, self.prompts)) != 1:
+            raise InputError(
+                "give either --data, a folder of prepared text, --task, a retrieval task, or --prompts, a file of your own"
+            )
+        if self.prompts is not None:
+            self._check_prompts(self.prompts)
         for name in ("new_tokens", "samples", "block"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1")
@@ -110,8 +116,38 @@ class CachesConfig:
         if not 0 <= self.seed < 2**63:
             raise InputError(f"--seed is {self.seed}; it must be from 0 to 2^63 - 1")
 
+    def _check_prompts(self, prompts: PromptFile) -> None:
+        if self.shared is not None:
+            raise InputError(f"{prompts.path} says itself what is shared: leave --shared out")
+        if self.lengths != (prompts.length,):
+            raise InputError(
+                f"prompts and answers of {prompts.path} are {prompts.length} tokens long: leave --lengths out"
+            )
+        if len(prompts.samples) < self.samples:
+            raise InputError(
+                f"{prompts.path} holds {len(prompts.samples)} prompts, {self.samples} are asked for: take fewer"
+            )
+
     def rule(self) -> Reveal:
         return parse_reveal(self.reveal)
+
+    @property
+    def shares(self) -> bool:
+        """Whether any part of the prompts is named as shared."""
+        return self.shared is not None or (self.prompts is not None and bool(self.prompts.spans))
+
+    @property
+    def shared_name(self) -> str | None:
+        """What is shared, in a word."""
+        if self.prompts is not None:
+            return self.prompts.shared
+        return None if self.shared is None else f"{self.shared.place}={self.shared.share:g}"
+
+    def spans(self, prompt_tokens: int) -> tuple[tuple[int, int], ...]:
+        """(start, end) of the shared parts of prompts of so many tokens."""
+        if self.prompts is not None:
+            return self.prompts.spans
+        return () if self.shared is None else (self.shared.span(prompt_tokens),)
 
 
 @dataclass(frozen=True)
@@ -138,7 +174,6 @@ class Cell:
         """What makes a row the same one."""
         config = self.config
         blocks = config.block if self.kind == BIDIRECTIONAL else config.sub_block
-        shared = None if config.shared is None else f"{config.shared.place}={config.shared.share:g}"
         return {
             "task": "caches",
             "subject": self.subject.name,
@@ -147,7 +182,7 @@ class Cell:
             "batch": self.batch,
             "index": index,
             "prompts": self.prompts,
-            "shared": shared,
+            "shared": config.shared_name,
             "block": blocks,
             "decoding": config.reveal,
             "draws": f"{DESIGN}/{config.draws}",
@@ -181,7 +216,7 @@ def list_cells(
     cells: list[Cell] = []
     sentences: dict[str, list[str]] = {}
     for policy in config.policies:
-        if policy.spans and config.shared is None:
+        if policy.spans and not config.shares:
             raise InputError(f"policy {policy.name} shares parts of prompts: say which with --shared, as in prefix=0.5")
     for subject, kind in subjects:
         if kind == BIDIRECTIONAL and config.data is not None and config.new_tokens < config.block:
@@ -211,9 +246,8 @@ def list_cells(
 
 def check_policy(policy: Policy, subject: Subject, config: CachesConfig) -> None:
     """InputError for what would end a run half-way: parameters or shared parts that do not fit."""
-    spans = (config.shared.span(min(config.lengths)),) if config.shared is not None and policy.spans else ()
-    policy.check(subject.config, spans)
-    if isinstance(policy, SharedPrefix) and config.task is not None and max(config.batches) > 1:
+    policy.check(subject.config, config.spans(min(config.lengths)) if policy.spans else ())
+    if isinstance(policy, SharedPrefix) and config.data is None and max(config.batches) > 1:
         raise InputError(
             "policy fork shares one prefix among the rows of a batch, and the prompts of a task share none: take --data, "
             "or --batch 1"
@@ -221,6 +255,8 @@ def check_policy(policy: Policy, subject: Subject, config: CachesConfig) -> None
 
 
 def prompts_name(config: CachesConfig, fingerprint: str) -> str:
-    """What the prompts are: the task or the new tokens behind text, and the hash of what they are made of."""
+    """What the prompts are: the task, the file or the new tokens behind text, and the hash of what they are made of."""
+    if config.prompts is not None:
+        return f"{config.prompts.name} {config.prompts.fingerprint}"
     what = f"text+{config.new_tokens}" if config.task is None else spelled_task(config.task)
     return f"{what} {fingerprint}"

@@ -1,4 +1,4 @@
-"""The prompts that policies are compared on: starts of prepared rows, or the samples of a retrieval task."""
+"""The prompts that policies are compared on: starts of prepared rows, samples of a retrieval task, or a file of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from mezzotint.data.rows import RowSource
 from mezzotint.data.tasks.catalog import make_sample
 from mezzotint.data.tasks.sample import Sample
 from mezzotint.data.tasks.vocabulary import Vocabulary
+from mezzotint.eval.caches_file import PromptFile
 from mezzotint.eval.caches_plan import CachesConfig
 from mezzotint.eval.retrieval_subjects import vocabulary_of
 from mezzotint.eval.score import spread
@@ -35,9 +36,12 @@ class Prompts:
     subject: Subject
     vocabulary: Vocabulary | None
     folder: str | None
+    file: PromptFile | None = None
 
     @property
     def fingerprint(self) -> str:
+        if self.file is not None:
+            return self.file.fingerprint
         if self.vocabulary is not None:
             return self.vocabulary.fingerprint
         assert self.folder is not None
@@ -47,7 +51,9 @@ class Prompts:
 def open_prompts(subject: Subject, config: CachesConfig, *, text: str) -> Prompts:
     """Raises InputError for a task that cannot be made, or text of another vocabulary, at any of the lengths."""
     vocabulary = vocabulary_of(subject, text=text) if config.task is not None else None
-    prompts = Prompts(subject, vocabulary, config.data)
+    if config.prompts is not None:
+        config.prompts.check(subject.config)
+    prompts = Prompts(subject, vocabulary, config.data, config.prompts)
     for length in config.lengths:
         make_prompts(prompts, config, length=length, count=1)
     return prompts
@@ -56,6 +62,9 @@ def open_prompts(subject: Subject, config: CachesConfig, *, text: str) -> Prompt
 def make_prompts(prompts: Prompts, config: CachesConfig, *, length: int, count: int | None = None) -> list[Prompt]:
     """`count` prompts (all of the configuration's) of `length` tokens with their answers, the same for every policy."""
     count = config.samples if count is None else count
+    if prompts.file is not None:
+        mask = prompts.subject.config.mask_token_id
+        return [_prompt(sample, mask) for sample in prompts.file.samples[:count]]
     if config.task is not None:
         assert prompts.vocabulary is not None
         return [_asked(prompts, config, length=length, index=index) for index in range(count)]
@@ -68,7 +77,10 @@ def _asked(prompts: Prompts, config: CachesConfig, *, length: int, index: int) -
     sample = make_sample(
         config.task, length=length, seed=config.seed, index=index, depth=depth, vocabulary=prompts.vocabulary
     )
-    mask = prompts.subject.config.mask_token_id
+    return _prompt(sample, prompts.subject.config.mask_token_id)
+
+
+def _prompt(sample: Sample, mask: int) -> Prompt:
     standing = [token if given else mask for token, given in zip(sample.target, sample.given)]
     return Prompt(sample.tokens, standing + [mask] * (sample.room - len(standing)), sample)
 
@@ -93,10 +105,11 @@ def _started(prompts: Prompts, config: CachesConfig, *, length: int, count: int)
 def marks_of(prompt: Prompt, written: list[int], vocabulary: Vocabulary | None) -> Marks | None:
     """Whether what was written answers the sample; None without one."""
     sample = prompt.sample
-    if sample is None or vocabulary is None:
+    if sample is None:
         return None
     if sample.kind == "symbols":
         return mark_symbols(sample, written)
+    assert vocabulary is not None
     end = sample.target[-1]
     kept = written[: written.index(end)] if end in written else written
     return mark_text(sample, vocabulary.decode([t for t in kept if t not in (vocabulary.mask_id, vocabulary.pad_id)]))

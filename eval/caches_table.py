@@ -29,7 +29,10 @@ NOTE = (
 class Line:
     """One cell's figures; a mean stands with its standard error."""
 
-    cell: Cell
+    subject: str
+    policy: str  # spelled
+    length: int
+    batch: int
     n: int
     rate: tuple[float, float]
     speed_up: tuple[float, float]
@@ -43,36 +46,55 @@ class Line:
     nats: tuple[float, float]
     correct: tuple[int, int] | None  # of how many
 
+    @property
+    def name(self) -> str:
+        """The policy's, without its parameters."""
+        return self.policy.partition(":")[0]
+
 
 def lines_of(cells: list[Cell], rows: dict[Cell, list[dict]]) -> list[Line]:
     """Figures of every cell with rows that are `ok`."""
-    out = []
-    for cell in cells:
-        values = [row["values"] for row in rows[cell] if row["status"] == "ok"]
-        base = [row["values"] for row in rows.get(cell.baseline, []) if row["status"] == "ok"]
-        if not values:
-            continue
-        batches = {value["group"]: value for value in values}.values()
-        rates = [value["tokens_per_s"] for value in batches]
-        marked = [value["correct"] for value in values if value["correct"] is not None]
-        out.append(
-            Line(
-                cell=cell,
-                n=len(values),
-                rate=mean_and_error(rates),
-                speed_up=_ratio(batches_of(values), batches_of(base)),
-                nfe=_mean([value["nfe"] for value in batches]),
-                recomputed=_mean([value["tokens_recomputed"] for value in values]),
-                share=sum(v["tokens_recomputed"] for v in values) / sum(v["tokens_uncached"] for v in values),
-                peak_bytes=max(value["peak_bytes"] for value in values),
-                end_bytes=max(value["held_bytes"] for value in values),
-                decisions=sum(v["decision_seconds"] for v in batches) / sum(v["seconds"] for v in batches),
-                agreement=mean_and_error([v["agreement"] for v in values if v["agreement"] is not None]),
-                nats=mean_and_error([v["nats"] / max(v["written_tokens"], 1) for v in values if v["nats"] is not None]),
-                correct=(sum(marked), len(marked)) if marked else None,
-            )
-        )
-    return out
+    return lines_of_rows([rows[cell] for cell in cells])
+
+
+def lines_of_rows(groups: list[list[dict]]) -> list[Line]:
+    """The same of results rows, one group a cell; the uncached decode is found among them."""
+    done = [[row for row in group if row["status"] == "ok"] for group in groups]
+    base = {
+        _place(group[0]["identity"]): batches_of([row["values"] for row in group])
+        for group in done
+        if group and group[0]["identity"]["policy"] == "none"
+    }
+    return [_line(group, base.get(_place(group[0]["identity"]), {})) for group in done if group]
+
+
+def _place(identity: dict) -> tuple:
+    return identity["subject"], identity["length"], identity["batch"], identity["block"]
+
+
+def _line(rows: list[dict], base: dict[int, float]) -> Line:
+    """Figures of one cell; base: tokens a second of every batch of the uncached decode."""
+    identity, values = rows[0]["identity"], [row["values"] for row in rows]
+    batches = {value["group"]: value for value in values}.values()
+    marked = [value["correct"] for value in values if value["correct"] is not None]
+    return Line(
+        subject=identity["subject"],
+        policy=identity["policy"],
+        length=identity["length"],
+        batch=identity["batch"],
+        n=len(values),
+        rate=mean_and_error([value["tokens_per_s"] for value in batches]),
+        speed_up=_ratio(batches_of(values), base),
+        nfe=_mean([value["nfe"] for value in batches]),
+        recomputed=_mean([value["tokens_recomputed"] for value in values]),
+        share=sum(v["tokens_recomputed"] for v in values) / sum(v["tokens_uncached"] for v in values),
+        peak_bytes=max(value["peak_bytes"] for value in values),
+        end_bytes=max(value["held_bytes"] for value in values),
+        decisions=sum(v["decision_seconds"] for v in batches) / sum(v["seconds"] for v in batches),
+        agreement=mean_and_error([v["agreement"] for v in values if v["agreement"] is not None]),
+        nats=mean_and_error([v["nats"] / max(v["written_tokens"], 1) for v in values if v["nats"] is not None]),
+        correct=(sum(marked), len(marked)) if marked else None,
+    )
 
 
 def batches_of(values: list[dict]) -> dict[int, float]:
@@ -92,17 +114,21 @@ def _mean(values: Sequence[float]) -> float:
 def table(lines: list[Line], sentences: dict[str, list[str]]) -> str:
     """Markdown; what had no object below it."""
     notes = [f"- {', '.join(subjects)}: {sentence}" for sentence, subjects in sentences.items()]
-    shown = markdown(list(COLUMNS), [_cells(line) for line in lines], left=2)
-    return "\n".join([shown, "", NOTE, *(["", "Without an object:", *notes] if notes else [])])
+    return "\n".join([table_of(lines), "", NOTE, *(["", "Without an object:", *notes] if notes else [])])
+
+
+def table_of(lines: list[Line]) -> str:
+    """The figures alone."""
+    return markdown(list(COLUMNS), [_cells(line) for line in lines], left=2)
 
 
 def _cells(line: Line) -> list[str]:
-    cell, correct = line.cell, "-"
+    correct = "-"
     if line.correct is not None:
         low, high = wilson(*line.correct)
         correct = f"{line.correct[0] / line.correct[1]:.3f} [{low:.3f}, {high:.3f}]"
     return [
-        *(cell.subject.name, cell.spelled, short_count(cell.length), str(cell.batch), str(line.n)),
+        *(line.subject, line.policy, short_count(line.length), str(line.batch), str(line.n)),
         *(with_error(line.rate, 1), with_error(line.speed_up, 2), f"{line.nfe:.1f}", f"{line.recomputed:.0f}"),
         *(f"{line.share:.3f}", f"{line.peak_bytes / 1000:.0f}", f"{line.end_bytes / 1000:.0f}"),
         *(f"{line.decisions:.1%}", with_error(line.agreement, 3), with_error(line.nats, 3), correct),
@@ -129,16 +155,15 @@ def panels_of(lines: list[Line]) -> list[tuple[str, list[Line]]]:
     """One panel a subject, length and batch."""
     found: dict[str, list[Line]] = {}
     for line in lines:
-        cell = line.cell
-        found.setdefault(f"{cell.subject.name}, {short_count(cell.length)}, batch {cell.batch}", []).append(line)
+        found.setdefault(f"{line.subject}, {short_count(line.length)}, batch {line.batch}", []).append(line)
     return list(found.items())
 
 
 def paint(axes: tuple, lines: list[Line]) -> None:
     """Speed-up to the right, quality upwards; a policy's settings are joined in the order of their speed."""
     for panel, (title, own) in zip(axes, panels_of(lines)):
-        for i, name in enumerate(dict.fromkeys(line.cell.policy.name for line in own)):
-            same = sorted((line for line in own if line.cell.policy.name == name), key=lambda line: line.speed_up[0])
+        for i, name in enumerate(dict.fromkeys(line.name for line in own)):
+            same = sorted((line for line in own if line.name == name), key=lambda line: line.speed_up[0])
             points = [quality(line) for line in same]
             panel.errorbar(
                 [line.speed_up[0] for line in same],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mezzotint.eval import environment, report_bound, report_harness, report_retrieval, report_speed
+from mezzotint.eval import environment, report_bound, report_caches, report_harness, report_retrieval, report_speed
 from mezzotint.eval.report_files import require_own, write_markdown, write_table
 from mezzotint.eval.report_read import Collected, collect, describe, failures
 from mezzotint.eval.report_section import Section, table
@@ -36,6 +36,7 @@ def list_sections(found: Collected, *, steps: int) -> list[Section]:
         *report_retrieval.sections(found.of_task("retrieval")),
         *report_bound.sections(found.of_task("bound")),
         *report_harness.sections(found.of_task("lm-eval")),
+        *report_caches.sections(found.of_task("caches")),
         *report_speed.sections(found.of_task("speed"), steps=steps),
     ]
 

@@ -134,6 +134,61 @@ def test_text_is_continued_and_a_shared_part_is_the_same_in_all_prompts(made, tm
     assert "| row | acache:ratio=0.5 | 40 | 4 | 4 |" in text
 
 
+def prompt_file(folder: Path, **changed) -> Path:
+    """Four prompts of 12 tokens with two answers, the middle of every prompt shared."""
+    lines = [
+        {"prompt": [30 + i, *range(40, 51)], "answer": [60, 61, 62, 63], "given": [True, False, True, False]}
+        | {"shared": [[4, 8], [8, 10]]}
+        | changed
+        for i in range(4)
+    ]
+    path = folder / "own.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_prompts_of_ones_own_are_asked_and_reported(made, tmp_path, capsys):
+    """The release's tokenizer knows nothing of them; what is shared comes from the file, once for all requests."""
+    own, out = prompt_file(tmp_path), tmp_path / "c.jsonl"
+    how = ("--samples", "4", "--batch", "2", "--draws", "2", "--block", "4", "--out", str(out))
+    text = run(capsys, str(made / "row"), "--policies", "acache:ratio=0/1", "--prompts", str(own), *how)
+    assert "| row | acache:ratio=0.0 | 16 | 2 | 4 |" in text
+    for row in rows_of(out):
+        identity, values = row["identity"], row["values"]
+        assert identity["shared"] == "4-8,8-10" and identity["prompts"].startswith("own ")
+        assert values["written"][::2] == [60, 62] and values["written_tokens"] == 2
+        assert values["part"] == sum(values["written"][i] == 60 + i for i in (1, 3)) / 2
+        assert values["correct"] == (values["written"][1] == 61)
+        assert identity["policy"] == "none" or values["effective"]["affix_tokens"] == 6
+    assert main(["report", str(out), "--out", str(tmp_path / "report")]) == 0
+    capsys.readouterr()
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "## caches own shared 4-8,8-10" in page and "| row | acache:ratio=0.0 | 16 | 2 | 4 |" in page
+    lines = (tmp_path / "report" / "caches_own_shared_4-8_8-10-cells.csv").read_text().splitlines()
+    assert len(lines) == 4 and lines[0].startswith("subject,policy,length,batch,n,rate,rate_error")
+    assert (tmp_path / "report" / "caches_own_shared_4-8_8-10-quality.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("changed", "more", "sentence"),
+    [
+        ({"answer": [1, 2]}, (), "line 1 has no prompt, nothing to write"),
+        ({"shared": [[4, 99]]}, (), "are no parts of 12 tokens"),
+        ({"prompt": [5000] * 12}, (), "has the id 5000"),
+        ({"prompt": "text"}, (), "line 1 cannot be read"),
+        ({}, ("--samples", "8"), "holds 4 prompts, 8 are asked for"),
+        ({}, ("--shared", "prefix=0.5"), "says itself what is shared"),
+        ({}, ("--lengths", "20"), "leave --lengths out"),
+    ],
+)
+def test_prompts_that_cannot_be_asked_are_told_in_a_sentence(made, tmp_path, capsys, changed, more, sentence):
+    own = prompt_file(tmp_path, **changed)
+    command = ("--policies", "acache", "--prompts", str(own), "--samples", "4", *more)
+    assert main(["caches", str(made / "row"), *command, "--out", str(tmp_path / "c.jsonl")]) == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told.startswith("error: ") and sentence in told and not (tmp_path / "c.jsonl").exists()
+
+
 def test_a_prefix_of_text_is_forked_by_all_backbones(made, tmp_path, capsys):
     out = tmp_path / "c.jsonl"
     names = [str(made / name) for name in ("causal", "mamba")]
@@ -186,20 +241,21 @@ def cell_of(policy, **changed) -> Cell:
     return Cell(subject, "bidirectional", policy, 8, 2, "text", CachesConfig(**asked | changed))
 
 
-def row_of(group: int, **changed) -> dict:
+def row_of(group: int, policy: str = "none", **changed) -> dict:
     values = {"group": group, "tokens_per_s": 10.0, "nfe": 4, "tokens_recomputed": 30.0, "tokens_uncached": 40.0}
     values |= {"peak_bytes": 5, "held_bytes": 4, "decision_seconds": 0.1, "seconds": 1.0, "agreement": 1.0}
     values |= {"nats": 8.0, "written_tokens": 4, "correct": None}
-    return {"status": "ok", "values": values | changed}
+    identity = {"subject": "some", "policy": policy, "length": 8, "batch": 2, "block": 4}
+    return {"status": "ok", "identity": identity, "values": values | changed}
 
 
 def test_the_figures_of_a_cell_are_those_of_its_rows():
     none, fast = cell_of(NoCache()), cell_of(FastDLLM())
     rows = {none: [row_of(0), row_of(0), row_of(1, tokens_per_s=20.0), row_of(1, tokens_per_s=20.0)]}
     rows[fast] = [
-        row_of(0, tokens_per_s=30.0, agreement=0.5, correct=True, tokens_recomputed=10.0, peak_bytes=9),
-        row_of(0, tokens_per_s=30.0, agreement=0.7, correct=False, nats=4.0),
-        row_of(1, tokens_per_s=20.0, agreement=0.9, correct=True, decision_seconds=0.3),
+        row_of(0, "fast", tokens_per_s=30.0, agreement=0.5, correct=True, tokens_recomputed=10.0, peak_bytes=9),
+        row_of(0, "fast", tokens_per_s=30.0, agreement=0.7, correct=False, nats=4.0),
+        row_of(1, "fast", tokens_per_s=20.0, agreement=0.9, correct=True, decision_seconds=0.3),
         {"status": "oom", "values": {}},
     ]
     base, line = lines_of([none, fast], rows)
