@@ -33,8 +33,8 @@ def write(answers: Path, folder: Path) -> str:
     parts = ["# Cache policies on small trained models", *(f"- {one}" for one in made)]
     if affixes:
         parts += ["## ACache: a shared part at three places", affix_table(affixes)]
-    if "packet" in found:
-        parts += ["## KV Packet: documents read alone", packet_table(found["packet"])]
+    if "packets" in found:
+        parts += ["## KV Packet: documents read alone", packet_table(found["packets"])]
     if lines:
         parts += ["## Every policy that has an object", table_of(lines), NOTE]
     folder.mkdir(parents=True, exist_ok=True)
