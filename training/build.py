@@ -83,7 +83,8 @@ def check_layers(config: TrainConfig, model: ModelConfig) -> None:
 def resolve_model(base: ModelConfig, section: ModelSection, *, block_length: int, manifest: Manifest) -> ModelConfig:
     """`base` with the recipe's fields, the block length, and the vocabulary of the data.
 
-    The chunk length of the preset is kept where the block divides it, else it becomes the block.
+    The chunk length of the preset is kept where the block divides it, else it becomes the block; so does a recipe's own
+    in a model without Mamba layers, which has no chunks: a block as long as the row asks for no second change.
     """
     ids = {"mask_token_id": manifest.mask_id, "eos_token_id": manifest.eos_id, "pad_token_id": manifest.pad_id}
     for name, value in ids.items():
@@ -93,9 +94,11 @@ def resolve_model(base: ModelConfig, section: ModelSection, *, block_length: int
             )
     vocabulary = {"vocab_size": manifest.vocab_size} | ids
     chunk = base.chunk_length if base.chunk_length % block_length == 0 else block_length
-    return ModelConfig.from_dict(
-        base.to_dict() | {"block_length": block_length, "chunk_length": chunk} | vocabulary | section.overrides
-    )
+    values = base.to_dict() | {"block_length": block_length, "chunk_length": chunk} | vocabulary | section.overrides
+    own = values["chunk_length"]
+    if "M" not in str(values["pattern"]) and isinstance(own, int) and own % block_length:
+        values["chunk_length"] = block_length
+    return ModelConfig.from_dict(values)
 
 
 def build_model(plan: Plan) -> Denoiser:
