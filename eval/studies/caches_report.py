@@ -104,7 +104,11 @@ def packet_table(rows: Rows) -> str:
     for name, values in shares.items():
         own = [row for row in rows if row["identity"]["policy"] == name]
         again = sum(_documents_recomputed(row) for row in own) if name != "none" else None
-        told = [*_right(values), _difference(values, shares["none"]), "-" if again is None else f"{round(again, 6):g}"]
+        told = [
+            *_right(values),
+            _difference(values, shares["none"]),
+            "-" if again is None else f"{abs(round(again, 6)):g}",
+        ]
         lines.append(["packet, trained soft tokens" if name == trained else name, str(len(values)), *told])
     columns = ["policy", "prompts", "right", "95%", "beside none, 95%", "document tokens recomputed"]
     text = table(columns, lines)
