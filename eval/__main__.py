@@ -86,7 +86,7 @@ def _add_generate(commands) -> None:
     generate.add_argument(
         "--compile",
         action="store_true",
-        help="on a CPU, compile what stands between the products of a step: half a minute at first, some seconds from then "
+        help="on a CPU, compile what stands between the products of a step: minutes at first, less from then "
         "on, for long texts",
     )
     generate.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1, the steadiest)")
