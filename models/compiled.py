@@ -30,8 +30,8 @@ class CompiledLayers:
     """A way to run the layers of a decoding pass (`LayerRun`): equal to `run_layer`, and quicker once it is compiled.
 
     Passes over several clean blocks (prefill) run as they are. The first denoise and the first advance of each batch size
-    and type compile: minutes on a busy machine, less where torch's cache on the disk has it. Raises InputError where there is
-    no C++ compiler.
+    and type compile: minutes on a busy machine, less where torch's cache on the disk has it. Raises InputError where there
+    is no C++ compiler.
     """
 
     def __init__(self) -> None:
