@@ -106,7 +106,7 @@ def _sentence(file: _File, files: list[_File], digests: dict[Path, Digest]) -> s
     owner = next((other.path for other in files if other.sha256 == found.sha256), None)
     if owner is not None:
         own = next((path for path, digest in digests.items() if digest.sha256 == file.sha256), None)
-        where = f"{own} holds its own" if own else "its own is in none of the folder's files"
+        where = f"what belongs to it is in {own}" if own else "its own is in none of the folder's files"
         return f"{file.path} holds what belongs to {owner}, from byte 0 on; {where}: put each in its place"
     if not file.blocks:  # format 1
         place = f"it has {size} bytes, not {file.size}" if size != file.size else "at a byte that cannot be told"

@@ -18,7 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # by environment: a version of torch that lacks one of them takes no offence
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVE_SECONDS)
-    stop_with_parent(os.getppid())
+    # the script says who it is: one that was killed while Python started is nobody's parent any more
+    stop_with_parent(int(os.environ.pop("LAUNCHED_BY", os.getppid())))
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -27,7 +27,7 @@ else
     endpoint="localhost:${PORT:-0}" # 0: one that is free
 fi
 
-"$PYTHON" -m mezzotint.launch.agent \
+LAUNCHED_BY=$$ "$PYTHON" -m mezzotint.launch.agent \
     --nnodes="$NODES" --nproc-per-node="$PROCESSES_PER_NODE" --max-restarts=0 \
     --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="${run//\//.}" \
     -m mezzotint.launch.rank "$@" &

@@ -472,6 +472,16 @@ def test_a_launch_script_that_is_killed_leaves_nobody_training(launched):
 
 
 @pytest.mark.slow
+def test_a_launch_script_that_is_killed_while_its_agent_starts_leaves_nobody(launched):
+    one = launched(TORCHRUN_SCRIPT, **TWO)
+    wait_until(lambda: one.processes("-m", "mezzotint.launch.agent"), "the agent to be started", 240)
+    one.process.kill()
+    one.process.wait()
+    wait_until(lambda: not one.processes(), "its processes to end", 300)
+    assert not one.ranks()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [TORCHRUN_SCRIPT, DEEPSPEED_SCRIPT], ids=["torchrun", "deepspeed"])
 def test_a_rank_that_is_stopped_from_outside_ends_all_with_stacks_of_every_rank(launched, script):
     one = launched(script, changes={"guard": {"hang_seconds": 8}}, **TWO)

@@ -352,6 +352,7 @@ def test_fewer_rows_are_named_before_anything_else():
 
 def test_rows_that_cannot_be_shared_out_and_unknown_gpus():
     assert "use --gpus 16 or 32" in refused("3b_mamba", gpus=24)
+    assert refused("3b_mamba", gpus=10**9).endswith("use --gpus 1024")  # of 4,096 rows, micro-batches of 4
     assert "use micro_rows=4" in refused("3b_mamba", "micro_rows=6")
     assert "is not known; the nearest of a100-40" in refused("3b_mamba", gpu="h100")
     assert "'h100-80'" in refused("3b_mamba", gpu="h100")

@@ -75,9 +75,14 @@ def check_rows(config: TrainConfig, gpus: int) -> None:
     if gpus < 1:
         raise InputError(f"--gpus is {gpus}; it must be at least 1")
     if rows % gpus:
-        below = max((n for n in range(1, max(gpus, 1)) if rows % n == 0), default=1)
-        above = min((n for n in range(gpus + 1, rows + 1) if n > 0 and rows % n == 0), default=rows)
-        raise InputError(f"rows_per_step {rows} cannot be shared out over {gpus} GPUs: use --gpus {below} or {above}")
+        whole = [n for n in range(1, rows + 1) if rows % n == 0]
+        shares = [n for n in whole if rows // n % config.micro_rows == 0] or whole
+        near = {
+            max((n for n in shares if n < gpus), default=1),
+            min((n for n in shares if n > gpus), default=shares[-1]),
+        }
+        use = " or ".join(map(str, sorted(near)))
+        raise InputError(f"rows_per_step {rows} cannot be shared out over {gpus} GPUs: use --gpus {use}")
     if rows // gpus % config.micro_rows:
         fitting = max(n for n in range(1, config.micro_rows) if rows // gpus % n == 0)
         raise InputError(
