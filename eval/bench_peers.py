@@ -19,7 +19,7 @@ import torch
 
 from mezzotint.data.cli import run_command
 from mezzotint.data.files import write_bytes, write_json
-from mezzotint.eval.bench import FULL, QUICK, about_machine, dtype_name
+from mezzotint.eval.bench_rows import FULL, QUICK, about_machine, dtype_name
 from mezzotint.eval.bench_training import one_stream_step, training_case, two_stream_step
 from mezzotint.eval.fill import fill_random
 from mezzotint.eval.peers import LlamaDecoder, dense_mask_step, llama, mamba2, peer_step

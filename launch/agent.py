@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mezzotint.launch.parent import stop_with_parent
+from mezzotint.launch.parent import stop_with_script
 
 SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"
 SAVE_SECONDS = "600"  # for a checkpoint after a signal; torchrun's own 30 kill in the middle of a large one
@@ -18,8 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # by environment: a version of torch that lacks one of them takes no offence
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVE_SECONDS)
-    # the script says who it is: one that was killed while Python started is nobody's parent any more
-    stop_with_parent(int(os.environ.pop("LAUNCHED_BY", os.getppid())))
+    stop_with_script()
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

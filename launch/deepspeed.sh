@@ -28,7 +28,7 @@ trap 'asked=1' USR1 USR2 TERM INT
 run=$("$PYTHON" -m mezzotint.launch.cluster begin "$@") || exit
 port="${PORT:-$("$PYTHON" -m mezzotint.launch.cluster port)}" || exit
 
-"$PYTHON" -m deepspeed.launcher.runner "${options[@]}" --master_port="$port" \
+LAUNCHED_BY=$$ "$PYTHON" -m mezzotint.launch.runner "${options[@]}" --master_port="$port" \
     --module mezzotint.launch.rank "$@" &
 trainer=$!
 while kill -0 "$trainer" 2>/dev/null; do

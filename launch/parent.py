@@ -10,6 +10,14 @@ import sys
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
+def stop_with_script() -> None:
+    """`stop_with_parent` for what a launch script starts, which says its id in LAUNCHED_BY.
+
+    A script that was killed while Python started is nobody's parent any more. Without the variable: the parent there is.
+    """
+    stop_with_parent(int(os.environ.pop("LAUNCHED_BY", os.getppid())))
+
+
 def stop_with_parent(parent: int) -> None:
     """Have SIGTERM sent to this process when the one with the id `parent`, which started it, ends, killed with -9 too.
 

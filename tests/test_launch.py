@@ -463,18 +463,32 @@ def test_a_stop_of_a_launch_script_has_the_runs_own_code_and_no_traceback(launch
 
 
 @pytest.mark.slow
-def test_a_launch_script_that_is_killed_leaves_nobody_training(launched):
-    one = launched(TORCHRUN_SCRIPT, **TWO)
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [(TORCHRUN_SCRIPT, "SIGTERM came"), (DEEPSPEED_SCRIPT, "the launcher is gone")],
+    ids=["torchrun", "deepspeed"],
+)
+def test_a_launch_script_that_is_killed_leaves_nobody_training(launched, script, why):
+    one = launched(script, **TWO)
     one.wait_for(5)
     one.process.kill()
     assert one.wait() == -signal.SIGKILL
-    assert_stopped(one, "SIGTERM came", RANK, "launcher")
+    assert_stopped(one, why, RANK, "launcher")
 
 
 @pytest.mark.slow
-def test_a_launch_script_that_is_killed_while_its_agent_starts_leaves_nobody(launched):
-    one = launched(TORCHRUN_SCRIPT, **TWO)
-    wait_until(lambda: one.processes("-m", "mezzotint.launch.agent"), "the agent to be started", 240)
+@pytest.mark.parametrize(
+    ("script", "first"),
+    [
+        (TORCHRUN_SCRIPT, "mezzotint.launch.agent"),
+        (DEEPSPEED_SCRIPT, "mezzotint.launch.runner"),
+        (DEEPSPEED_SCRIPT, "deepspeed.launcher.launch"),
+    ],
+    ids=["torchrun", "deepspeed", "deepspeed-launch"],
+)
+def test_a_launch_script_that_is_killed_while_its_launcher_starts_leaves_nobody(launched, script, first):
+    one = launched(script, **TWO)
+    wait_until(lambda: one.processes("-m", first), "the launcher to be started", 240)
     one.process.kill()
     one.process.wait()
     wait_until(lambda: not one.processes(), "its processes to end", 300)

@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("transformers")
 
 from mezzotint.eval import bench_peers
-from mezzotint.eval.bench import QUICK
 from mezzotint.eval.bench_peers import Bench, table
+from mezzotint.eval.bench_rows import QUICK
 from mezzotint.eval.bench_training import training_case, two_stream_step
 from mezzotint.eval.peers import LlamaDecoder, dense_mask_step, llama, mamba2
 from mezzotint.models.config import ModelConfig, parameter_count, preset

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from mezzotint.models.errors import InputError
 from mezzotint.training import lock, outcome
 from mezzotint.training.distributed import Ranks
 from mezzotint.training.ending import ending
-from mezzotint.training.stop import StopSignal, launchers
+from mezzotint.training.stop import RUNNER, StopSignal, launchers
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
@@ -80,6 +81,19 @@ def test_a_launcher_that_is_gone_asks(tmp_path, variable):
     launcher.wait()
     launcher.stdout.read()  # until the child has ended
     assert said.read_text() == "the launcher is gone"
+
+
+def test_a_runner_that_was_gone_before_the_rank_began_asks_too(monkeypatch):
+    monkeypatch.setenv("CROSS_SIZE", "1")
+    assert not StopSignal().requested
+    grandparent = psutil.Process(os.getppid()).ppid()
+    monkeypatch.setenv(RUNNER, str(grandparent))
+    assert launchers() == [os.getppid(), grandparent] and not StopSignal().requested
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setenv(RUNNER, str(gone.pid))
+    stop = StopSignal()
+    assert stop.requested and stop.reason == "the launcher is gone"
 
 
 def test_without_a_launcher_nobody_is_missed(monkeypatch):

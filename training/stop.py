@@ -19,6 +19,7 @@ SAME_PRESS = 1.0  # seconds in which SIGINTs are one Ctrl-C: the terminal's, and
 STOP_FILE = "STOP"
 # set by torchrun, and by DeepSpeed's launcher, for the processes that they start
 LAUNCHER_VARIABLES = ("TORCHELASTIC_RUN_ID", "CROSS_SIZE")
+RUNNER = "MEZZOTINT_RUNNER"  # its process id, set by launch/runner.py for what it starts on its own machine
 DEEPSPEED_LAUNCH = "deepspeed.launcher.launch"
 DEEPSPEED_COMMANDS = ("deepspeed", "ds", "deepspeed.launcher.runner")
 
@@ -111,6 +112,8 @@ def launchers() -> list[int]:
     if not any(name in os.environ for name in LAUNCHER_VARIABLES):
         return []
     parent = os.getppid()
+    if RUNNER in os.environ:  # it may be gone already
+        return [parent, int(os.environ[RUNNER])]
     try:
         nearest = psutil.Process(parent)
         above = nearest.parent()

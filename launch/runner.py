@@ -1,0 +1,23 @@
+"""DeepSpeed's launcher for the launch script: it ends with the script, and the ranks, which watch it, save and follow."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from mezzotint.launch.parent import stop_with_script
+from mezzotint.training.stop import RUNNER
+
+
+def main() -> int:
+    """The command line is that of `deepspeed`; a code other than 0 leaves by SystemExit, as DeepSpeed has it."""
+    stop_with_script()
+    os.environ[RUNNER] = str(os.getpid())
+    from deepspeed.launcher import runner
+
+    runner.main()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
