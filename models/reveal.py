@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +23,11 @@ class Proposal:
 
     tokens: Tensor
     confidence: Tensor
-    entropy: Tensor
+    entropies: Callable[[], Tensor]  # a logarithm of every probability: made for the rules that ask
+
+    @property
+    def entropy(self) -> Tensor:
+        return self.entropies()
 
 
 def uniform(shape: tuple[int, ...], *, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -35,8 +40,8 @@ class Sampler:
     """Draws a token per position: greedy at temperature 0, else from softmax(logits / temperature) cut to its nucleus.
 
     top_p keeps the most likely tokens until their mass reaches it (Holtzman et al. 2020, arXiv 1904.09751). Drawing
-    inverts the cumulative distribution in float64: float32 Gumbel noise truncates the tail, which acts as a lower
-    temperature (Zheng et al. 2024, arXiv 2409.02908).
+    inverts the cumulative distribution, summed in float64: float32 Gumbel noise truncates the tail, which acts as a lower
+    temperature (Zheng et al. 2024, arXiv 2409.02908). Single probabilities are float32, or float64 if the logits are.
     """
 
     temperature: float = 1.0
@@ -48,15 +53,16 @@ class Sampler:
 
     def __call__(self, logits: Tensor, generator: torch.Generator) -> Proposal:
         """Logits (B, G, V), -inf where a token must never come, to one Proposal."""
-        own = logits.to(torch.float64).softmax(dim=-1)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        own = logits.softmax(dim=-1)
         if self.temperature == 0:
-            tokens = own.argmax(dim=-1)
+            tokens = logits.argmax(dim=-1)  # of the logits: two of them may round to one probability
         else:
-            hot = own if self.temperature == 1 else (logits.to(torch.float64) / self.temperature).softmax(dim=-1)
+            hot = own if self.temperature == 1 else (logits / self.temperature).softmax(dim=-1)
             noise = uniform(logits.shape[:2], generator=generator, device=logits.device)
             tokens = _invert(_nucleus(hot, self.top_p), noise)
         confidence = own.gather(-1, tokens[..., None])[..., 0]
-        return Proposal(tokens, confidence, torch.special.entr(own).sum(dim=-1))
+        return Proposal(tokens, confidence, lambda: torch.special.entr(own).sum(dim=-1))
 
 
 def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
@@ -64,14 +70,14 @@ def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
     if top_p == 1:
         return probabilities
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    before = F.pad(ordered.cumsum(dim=-1)[..., :-1], (1, 0))
+    before = F.pad(ordered.cumsum(dim=-1, dtype=torch.float64)[..., :-1], (1, 0))
     kept = torch.where(before < top_p, ordered, 0.0)
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
 def _invert(mass: Tensor, noise: Tensor) -> Tensor:
-    """Tokens (B, G) drawn from unnormalized float64 `mass` (B, G, V) by uniform `noise` (B, G)."""
-    cumulative = mass.cumsum(dim=-1)
+    """Tokens (B, G) drawn from unnormalized `mass` (B, G, V) by uniform float64 `noise` (B, G)."""
+    cumulative = mass.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[..., -1:].contiguous()
     drawn = torch.searchsorted(cumulative, noise[..., None] * total, right=True)
     last = torch.searchsorted(cumulative, total)  # the last token with mass, should noise * total round up to total

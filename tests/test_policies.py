@@ -208,7 +208,7 @@ def test_factor_against_its_formula_written_out():
     for factor in (0.0, 0.5, 1.0, 1.5):
         confidence = torch.rand(20, 8, generator=g, dtype=torch.float64)
         masked = torch.rand(20, 8, generator=g) < 0.7
-        proposal = Proposal(torch.zeros(20, 8).long(), confidence, torch.zeros(20, 8))
+        proposal = Proposal(torch.zeros(20, 8).long(), confidence, confidence.double)
         got, _ = Factor(factor=factor)(proposal, masked=masked, step=torch.zeros(20).long(), generator=g)
         for row in range(20):
             own = sorted((float(c) for c, m in zip(confidence[row], masked[row]) if m), reverse=True)

@@ -40,7 +40,8 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 def proposal(confidence: list[list[float]], entropy: list[list[float]] | None = None) -> Proposal:
     sure = torch.tensor(confidence, dtype=torch.float64)
-    return Proposal(torch.ones_like(sure).long(), sure, torch.tensor(entropy or confidence, dtype=torch.float64))
+    entropies = torch.tensor(entropy or confidence, dtype=torch.float64)
+    return Proposal(torch.ones_like(sure).long(), sure, lambda: entropies)
 
 
 def choose(rule, given: Proposal, masked: list[list[int]], step: list[int] | None = None) -> list[list[int]]:
@@ -74,7 +75,7 @@ def test_entropy_bound_sums_all_entropies_but_the_largest():
 def test_ancestral_reveals_each_mask_at_a_uniform_step_and_jumps_over_idle_steps():
     rows, steps = 20_000, 4
     masked = torch.ones(rows, 2, dtype=torch.bool)
-    given = Proposal(masked.long(), masked.double(), masked.double())
+    given = Proposal(masked.long(), masked.double(), masked.double)
     chosen, step = Ancestral(steps=steps)(
         given, masked=masked, step=torch.zeros(rows, dtype=torch.long), generator=seeded()
     )
@@ -87,7 +88,7 @@ def test_ancestral_reveals_each_mask_at_a_uniform_step_and_jumps_over_idle_steps
 
 def test_first_hitting_takes_every_mask_equally_often():
     masked = torch.tensor([[True, False, True, True]]).expand(30_000, 4)
-    given = Proposal(masked.long(), masked.double(), masked.double())
+    given = Proposal(masked.long(), masked.double(), masked.double)
     chosen, _ = FirstHitting()(given, masked=masked, step=torch.zeros(30_000, dtype=torch.long), generator=seeded())
     assert torch.allclose(chosen.double().mean(dim=0), torch.tensor([1, 0, 1, 1]).double() / 3, atol=0.01)
 
@@ -140,6 +141,19 @@ def test_confidence_and_entropy_are_the_models_own_at_any_temperature():
         given = sampler(logits, seeded())
         assert given.confidence.item() == pytest.approx([0.7, 0.2, 0.1][given.tokens.item()])
         assert given.entropy.item() == pytest.approx(-sum(p * math.log(p) for p in (0.7, 0.2, 0.1)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_proposals_of_narrow_logits_are_those_of_float64_within_float32(dtype):
+    logits = (torch.randn(2, 4, 5000, generator=seeded()) * 4).to(dtype)
+    logits[..., :7] = -torch.inf
+    own = logits.double().softmax(dim=-1)
+    for sampler in (Sampler(temperature=0.0), Sampler(), Sampler(temperature=0.5, top_p=0.9)):
+        given = sampler(logits, seeded(1))
+        exact = own.gather(-1, given.tokens[..., None])[..., 0]
+        assert torch.allclose(given.confidence.double(), exact, rtol=1e-5, atol=0)
+        assert torch.allclose(given.entropy.double(), torch.special.entr(own).sum(dim=-1), rtol=1e-5)
+        assert torch.equal(given.tokens, sampler(logits.double(), seeded(1)).tokens)
 
 
 def test_sampling_noise_has_the_resolution_of_float64():
