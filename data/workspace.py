@@ -108,9 +108,9 @@ class Workspace:
         for name, value in self._settings.items():
             if before.get(name) != value:
                 if name == "files":
-                    return "other files, or ones that have changed since,"
+                    return "other files, or ones that have changed since"
                 if name in ("text", "tokenizer"):
-                    return f"another {name}, or one that has changed since,"
+                    return f"another {name}, or one that has changed since"
                 return f"{name} = {before.get(name)!r}, not {value!r}"
         return ""
 

@@ -352,6 +352,15 @@ def test_a_pointer_that_cannot_be_written_is_told_truly_and_mended(tmp_path, mon
     assert (tmp_path / "run" / "latest").read_text() == "step-6\n"
 
 
+def test_a_start_with_nothing_to_do_leaves_the_pointer_alone(copy, capsys):
+    """By its time the demo knows that what it exported is of this checkpoint."""
+    before = (copy / "latest").stat()
+    assert train(recipe(copy.parent, f"run={copy}", **options())) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    after = (copy / "latest").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
 def test_lost_records_are_told(copy, capsys):
     (copy / "metrics.jsonl").unlink()
     shutil.rmtree(copy / "checkpoints" / "step-20")

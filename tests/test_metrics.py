@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from training_support import recipe
 
 from mezzotint.models.errors import InputError
 from mezzotint.training import meter as meter_module
+from mezzotint.training import peak
 from mezzotint.training.append import Appended
 from mezzotint.training.distributed import Ranks
+from mezzotint.training.loop import train
 from mezzotint.training.meter import Meter
 from mezzotint.training.metrics import Log, LogConfig, Work, duration, progress_line, read_records
 from mezzotint.training.noise import NoiseSource
@@ -513,3 +516,21 @@ def test_the_line_a_user_watches():
 def test_bad_values_are_named(key, value):
     with pytest.raises(InputError, match=f"log.{key} is"):
         LogConfig(**{key: value})
+
+
+def test_a_processor_that_is_slow_in_bfloat16_is_told_so_and_no_other(tmp_path, monkeypatch, capsys):
+    rates = {torch.float32: 30e9, torch.bfloat16: 1e9}
+    monkeypatch.setattr(peak, "product_rate", lambda device, dtype, **how: rates[dtype])
+    assert "30 times slower" in peak.slow_bfloat16(torch.device("cpu"))
+    assert peak.slow_bfloat16(torch.device("cuda")) == ""
+    assert train(recipe(tmp_path, "engine.precision=autocast", "steps=1", f"run={tmp_path / 'narrow'}")) == 0
+    assert "engine.precision=float32" in capsys.readouterr().out
+    assert train(recipe(tmp_path, "steps=1", f"run={tmp_path / 'wide'}")) == 0
+    assert "bfloat16" not in capsys.readouterr().out
+    rates[torch.bfloat16] = 20e9
+    assert peak.slow_bfloat16(torch.device("cpu")) == ""
+
+
+def test_the_rate_of_products_is_measured():
+    rate = peak.product_rate(torch.device("cpu"), torch.float32, size=128, seconds=0.01)
+    assert 1e7 < rate < 1e14

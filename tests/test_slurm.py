@@ -13,7 +13,7 @@ from training_support import curve, recipe_file, records
 from mezzotint.launch import commands
 from mezzotint.training import outcome
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # six starts in a row, on whatever cores are free
 STEPS = 200
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -144,9 +145,16 @@ def seal(beside: Path, entries: dict[str, dict], final: Path) -> None:
 
 
 def point(run: Path, name: str) -> None:
-    """The pointer for people and scripts; `newest` looks for itself, and wants it only to know that there was one."""
-    write_synced(run / "latest.tmp", (name + "\n").encode())
-    os.replace(run / "latest.tmp", run / "latest")
+    """The pointer for people and scripts; `newest` looks for itself, and wants it only to know that there was one.
+
+    One that says so already is left alone: its time is that of the checkpoint, by which an export is known to be older.
+    """
+    pointer, content = run / "latest", (name + "\n").encode()
+    with contextlib.suppress(OSError):
+        if pointer.read_bytes() == content:
+            return
+    write_synced(run / "latest.tmp", content)
+    os.replace(run / "latest.tmp", pointer)
     sync(run)
 
 

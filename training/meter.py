@@ -15,8 +15,9 @@ from mezzotint.training.board import import_wandb
 from mezzotint.training.breakdown import BINS, Breakdown, means, named
 from mezzotint.training.engine import precision
 from mezzotint.training.evaluating import evaluating
-from mezzotint.training.metrics import Log, Work, device_peak, progress_line
+from mezzotint.training.metrics import Log, Work, progress_line
 from mezzotint.training.pace import Costly, Pace
+from mezzotint.training.peak import device_peak
 from mezzotint.training.run import Run, Step
 from mezzotint.training.stopwatch import PARTS, Stopwatch
 from mezzotint.training.validate import Bound, HeldOut, bound
@@ -27,9 +28,8 @@ class Meter:
 
     def __init__(self, run: Run, first: int) -> None:
         self.run, self.first, self.step = run, first, first
-        config = run.plan.config
         self.watch = Stopwatch(run.ranks.device)
-        self.peak = device_peak(config.log, run.ranks.device, autocast=config.engine.precision != "float32")
+        self.peak = _peak(run)
         self._log = _open(run, first)
         kept = self._log.kept if self._log is not None else []
         self._before = self._log.seconds_before if self._log is not None else 0.0
@@ -184,6 +184,15 @@ def _pace(run: Run, kept: list[dict]) -> Pace:
             bounds.add(record["bound_seconds"])
     guess = paces[-1] if paces and worlds and worlds[-1] == run.ranks.world else None
     return Pace(steps=config.steps, bounds=bounds, saves=Costly(config.checkpoint.every), guess=guess)
+
+
+def _peak(run: Run) -> float:
+    """FLOP/s of one device, as the recipe has it or as the device says."""
+    given = run.plan.config.log.peak_tflops
+    if given is not None:
+        return given * 1e12
+    narrow = run.plan.config.engine.precision != "float32"
+    return device_peak(run.ranks.device, torch.bfloat16 if narrow else torch.float32)
 
 
 def _open(run: Run, first: int) -> Log | None:

@@ -9,17 +9,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from mezzotint.models.config import ModelConfig, pass_flops, visible_pairs
 from mezzotint.models.errors import InputError
 from mezzotint.training.append import Appended
 from mezzotint.training.board import Board, Record, TensorBoard, Wandb
 from mezzotint.training.noise import Noise
-
-# dense bfloat16 peaks in TFLOP/s, from the makers' data sheets; float32 parameters under autocast run at these
-PEAKS = {"A100": 312, "H100": 989, "H200": 989, "B200": 2250}
-
 
 DRAWN = ("train", "validation", "event")  # kinds of records that the boards get too
 
@@ -71,25 +65,6 @@ def count_work(config: ModelConfig, noise: Noise, *, row_length: int, masked: in
         config, clean_tokens=rows * clean_blocks * size, noisy_tokens=noisy, pairs=pairs, logits=masked
     )
     return Work(rows * row_length, noisy, 3 * forward)
-
-
-def device_peak(config: LogConfig, device: torch.device, *, autocast: bool) -> float:
-    """FLOP/s of one device: from the recipe, a data sheet, or half a second of matrix products."""
-    if config.peak_tflops is not None:
-        return config.peak_tflops * 1e12
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        for known, tflops in PEAKS.items():
-            if known in name:
-                return tflops * 1e12
-    size = 1024
-    a = torch.ones(size, size, device=device, dtype=torch.bfloat16 if autocast else torch.float32)
-    best, until = math.inf, time.perf_counter() + 0.5
-    while time.perf_counter() < until:
-        start = time.perf_counter()
-        (a @ a)[0, 0].item()
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
 
 
 class Log:

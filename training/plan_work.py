@@ -9,8 +9,9 @@ import torch
 
 from mezzotint.models.config import ModelConfig
 from mezzotint.models.errors import InputError
-from mezzotint.training.metrics import PEAKS, count_work
+from mezzotint.training.metrics import count_work
 from mezzotint.training.noise import NoiseSource
+from mezzotint.training.peak import PEAKS
 
 RESERVED = 0.06  # of a GPU's memory, for the CUDA context, NCCL's buffers and what the allocator cannot fill
 UTILIZATIONS = (0.3, 0.4, 0.5)

@@ -23,6 +23,7 @@ from mezzotint.training.metrics import Work
 from mezzotint.training.noise import Noise
 from mezzotint.training.objective import BlockSums, Objective
 from mezzotint.training.optim import make_optimizer
+from mezzotint.training.peak import slow_bfloat16
 from mezzotint.training.saver import Saver
 from mezzotint.training.stop import StopSignal
 from mezzotint.training.watchdog import Watchdog
@@ -106,6 +107,8 @@ def start(plan: Plan, ranks: Ranks, stop: StopSignal, dog: Watchdog) -> Run:
     )
     ranks.say(f"{config.run}: {describe(plan.model)}, {ranks.world} rank(s), accumulation {accumulation}")
     ranks.say(f"arms {plan.arms_hash} (matched arms print the same)")
+    if ranks.main and config.engine.precision != "float32" and (slow := slow_bfloat16(ranks.device)):
+        ranks.say(slow)
     fragments = engine.fragments()
     return Run(
         plan=plan,

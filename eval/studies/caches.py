@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--samples", type=int, default=400, metavar="N", help="prompts of affix and packet (default: 400)"
     )
-    parser.add_argument("--lengths", default="256,512,1k,2k", metavar="LIST", help="of text (default: %(default)s)")
+    parser.add_argument("--lengths", default="256,512,1k", metavar="LIST", help="of text (default: %(default)s)")
     parser.add_argument("--report", action="store_true", help="write the table and the figure, run nothing")
     parser.add_argument(
         "--folder", type=Path, default=FOLDER, metavar="DIR", help="of both (default: beside this file)"
