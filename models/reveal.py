@@ -12,6 +12,8 @@ from torch import Tensor
 
 from .errors import InputError
 
+TILE = 256  # tokens of a vocabulary that are looked at together
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -56,7 +58,7 @@ class Sampler:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         own = logits.softmax(dim=-1)
         if self.temperature == 0:
-            tokens = logits.argmax(dim=-1)  # of the logits: two of them may round to one probability
+            tokens = _largest(logits)  # of the logits: two of them may round to one probability
         else:
             hot = own if self.temperature == 1 else (logits / self.temperature).softmax(dim=-1)
             noise = uniform(logits.shape[:2], generator=generator, device=logits.device)
@@ -75,13 +77,42 @@ def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
+def _largest(logits: Tensor) -> Tensor:
+    """Tokens (B, G) of the largest of `logits` (B, G, V), the first of equals: the tile first, which is vectorized."""
+    tiles = _tiles(logits, -torch.inf)
+    tile = tiles.amax(dim=-1).argmax(dim=-1)
+    return tile * TILE + _at(tiles, tile).argmax(dim=-1)
+
+
 def _invert(mass: Tensor, noise: Tensor) -> Tensor:
-    """Tokens (B, G) drawn from unnormalized `mass` (B, G, V) by uniform float64 `noise` (B, G)."""
-    cumulative = mass.cumsum(dim=-1, dtype=torch.float64)
-    total = cumulative[..., -1:].contiguous()
-    drawn = torch.searchsorted(cumulative, noise[..., None] * total, right=True)
-    last = torch.searchsorted(cumulative, total)  # the last token with mass, should noise * total round up to total
-    return torch.minimum(drawn, last)[..., 0]
+    """Tokens (B, G) drawn from unnormalized `mass` (B, G, V) by uniform float64 `noise` (B, G): a tile, then inside it.
+
+    Only sums of tiles and the chosen tile are summed up in float64: a running sum of all tokens takes twenty times as long.
+    """
+    tiles = _tiles(mass, 0.0)
+    cumulative = tiles.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    target = noise * cumulative[..., -1]
+    tile = _first_above(cumulative, target)
+    rest = target - F.pad(cumulative, (1, 0)).gather(-1, tile[..., None])[..., 0]
+    return tile * TILE + _first_above(_at(tiles, tile).cumsum(dim=-1, dtype=torch.float64), rest)
+
+
+def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
+    """First index (B, G) at which sums (B, G, n) exceed `target`; the last that adds to them if rounding leaves none."""
+    found = torch.searchsorted(cumulative, target[..., None], right=True)
+    last = torch.searchsorted(cumulative, cumulative[..., -1:].contiguous())
+    return torch.minimum(found, last)[..., 0]
+
+
+def _tiles(values: Tensor, fill: float) -> Tensor:
+    """(B, G, V) as (B, G, tiles, TILE), filled up at the end."""
+    missing = -values.shape[-1] % TILE
+    return (F.pad(values, (0, missing), value=fill) if missing else values).unflatten(-1, (-1, TILE))
+
+
+def _at(tiles: Tensor, tile: Tensor) -> Tensor:
+    """The chosen tile (B, G) of each position, (B, G, TILE)."""
+    return tiles.take_along_dim(tile[..., None, None], dim=-2)[..., 0, :]
 
 
 class Reveal(Protocol):

@@ -17,6 +17,7 @@ from mezzotint.models.reveal import (
     Threshold,
     TopK,
     _invert,
+    _largest,
     parse_reveal,
     uniform,
 )
@@ -154,6 +155,27 @@ def test_proposals_of_narrow_logits_are_those_of_float64_within_float32(dtype):
         assert torch.allclose(given.confidence.double(), exact, rtol=1e-5, atol=0)
         assert torch.allclose(given.entropy.double(), torch.special.entr(own).sum(dim=-1), rtol=1e-5)
         assert torch.equal(given.tokens, sampler(logits.double(), seeded(1)).tokens)
+
+
+@pytest.mark.parametrize("size", [1, 5, 256, 700])
+def test_a_draw_is_the_first_token_whose_running_sum_exceeds_the_noise(size):
+    """Tile by tile as in one running sum; tokens without mass never come, whatever noise and rounding."""
+    logits = torch.randn(3, 40, size, generator=seeded(), dtype=torch.float64) * 3
+    logits[..., : size // 2] = -torch.inf
+    logits[..., size - size // 3 :] = -torch.inf
+    mass = logits.softmax(dim=-1)
+    noise = torch.rand(3, 40, generator=seeded(1), dtype=torch.float64)
+    noise[:, 0], noise[:, 1] = 0.0, 1 - 2.0**-53
+    drawn = _invert(mass, noise)
+    assert bool((mass.gather(-1, drawn[..., None]) > 0).all())
+    for row in range(3):
+        for column in range(2, 40):
+            running = mass[row, column].cumsum(dim=0)
+            at = int(torch.searchsorted(running, noise[row, column] * running[-1], right=True))
+            assert drawn[row, column] == at
+    assert torch.equal(_largest(logits), logits.argmax(dim=-1))
+    level = torch.zeros(1, 2, size)
+    assert torch.equal(_largest(level), level.argmax(dim=-1))  # the first of equals
 
 
 def test_sampling_noise_has_the_resolution_of_float64():
