@@ -20,6 +20,7 @@ import psutil
 PATIENCE = 900.0  # seconds a wait may take on a loaded machine; it ends as soon as what it waits for is there
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 NODES = ("one", "two")
+# the limits are far above Slurm's own: on loaded cores a batch script may take a minute to start, a credential to be used
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -28,7 +29,7 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={folder}/munge/socket,cred_expire=5
+AuthInfo=socket={folder}/munge/socket,cred_expire=30
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -36,6 +37,10 @@ SelectTypeParameters=CR_Core
 MpiDefault=none
 ReturnToService=2
 KillWait=20
+MessageTimeout=100
+BatchStartTimeout=600
+UnkillableStepTimeout=600
+MinJobAge=3600
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -67,8 +72,13 @@ class Slurm:
         done = subprocess.run(
             arguments, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE
         )
-        assert done.returncode == 0, f"{arguments}: {done.stderr}{done.stdout}"
+        assert done.returncode == 0, f"{arguments}: {done.stderr}{done.stdout}\n{self.last_words()}"
         return done.stdout
+
+    def last_words(self) -> str:
+        """Of the controller's log."""
+        log = self.folder / "slurmctld.log"
+        return "\n".join(log.read_text(errors="replace").splitlines()[-10:]) if log.exists() else ""
 
     def job(self, number: str) -> dict[str, str]:
         """What Slurm says of a job, by its names: JobState, ExitCode, NodeList, Restarts."""
