@@ -73,7 +73,7 @@ def _line(text: bytes, where: str) -> tuple[Sample, tuple[tuple[int, int], ...]]
         tokens, target = (_ids(line[name]) for name in ("prompt", "answer"))
         given = [bool(value) for value in line.get("given", [False] * len(target))]
         spans = tuple((int(start), int(end)) for start, end in line.get("shared", []))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:  # the last: brackets in brackets
         raise InputError(f"{where} cannot be read; {FORM}") from error
     asked = [(place, place + 1) for place, stands in enumerate(given) if not stands]
     if not tokens or not asked or len(given) != len(target):

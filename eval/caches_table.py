@@ -21,7 +21,7 @@ NOTE = (
     "uncached: over what the same passes run without a cache of the canvas. peak, end: the most bytes of keys, values, "
     "states and shared parts held at one time, and those at the end, for the whole batch. decisions: share of the time "
     "spent in the policy. agreement: tokens equal to those of `none`; nats/token: bound of what was written under the "
-    "model itself; correct: questions answered, Wilson 95%. ± is one standard error over samples."
+    "model itself; correct: the answer, of several the first, Wilson 95%. ± is one standard error over samples."
 )
 
 
@@ -181,6 +181,6 @@ def paint(axes: tuple, lines: list[Line]) -> None:
         panel.set(ylim=(-0.03, 1.03), xlabel="speed-up over none", title=title)
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}x")
-        panel.set_ylabel("questions answered (95% Wilson)" if asked else "agreement with none (95%)")
+        panel.set_ylabel("first question answered (95% Wilson)" if asked else "agreement with none (95%)")
         panel.grid(alpha=0.3)
         panel.legend(fontsize=7)

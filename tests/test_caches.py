@@ -189,6 +189,14 @@ def test_prompts_that_cannot_be_asked_are_told_in_a_sentence(made, tmp_path, cap
     assert told.startswith("error: ") and sentence in told and not (tmp_path / "c.jsonl").exists()
 
 
+def test_brackets_in_brackets_are_told_in_a_sentence(made, tmp_path, capsys):
+    own = tmp_path / "nested.jsonl"
+    own.write_text("[" * 100_000 + "\n")
+    command = ("--policies", "acache", "--prompts", str(own), "--samples", "1", "--out", str(tmp_path / "c.jsonl"))
+    assert main(["caches", str(made / "row"), *command]) == 2
+    assert "line 1 cannot be read" in capsys.readouterr().err
+
+
 def test_a_prefix_of_text_is_forked_by_all_backbones(made, tmp_path, capsys):
     out = tmp_path / "c.jsonl"
     names = [str(made / name) for name in ("causal", "mamba")]

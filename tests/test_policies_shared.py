@@ -326,6 +326,7 @@ def test_policies_are_spelled_and_parsed_back():
         ("fork:keep=1", "it has none"),
         ("drop:ratio=1", "its parameters are keep, rule"),
         ("drop:keep=much", "not of type float"),
+        ("acache:refresh=99999999999999999999", "at most 2,147,483,647"),
         ("drop:keep=1.5", "keep is 1.5"),
         ("drop:keep=0", "keep is 0"),
         ("drop:kernel=4", "kernel is 4; it must be odd"),

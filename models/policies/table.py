@@ -36,6 +36,9 @@ POLICIES: dict[str, type[Policy]] = {
 }
 
 
+LARGEST = 2**31 - 1  # of a whole number among the parameters: steps, layers, tokens
+
+
 def parse_policy(text: str) -> Policy:
     """The policy that `name:parameter=value:...` means. Raises InputError naming the nearest name or parameter."""
     name, *options = text.strip().split(":")
@@ -58,10 +61,14 @@ def _parsed(name: str, key: str, value: str, kind: str) -> object:
     try:
         if kind == "bool":
             return {"true": True, "false": False}[value]
-        if kind in ("int", "float"):
-            return {"int": int, "float": float}[kind](value)
+        if kind == "int" and abs(number := int(value)) <= LARGEST:
+            return number
+        if kind == "float":
+            return float(value)
     except (ValueError, KeyError):
         raise InputError(f"policy {name}: {key} is {value!r}, not of type {kind}") from None
+    if kind == "int":
+        raise InputError(f"policy {name}: {key} is {value}; it must be at most {LARGEST:,}")
     if kind.startswith("Adapters"):
         return load_adapters(value)
     if kind.startswith("tuple"):
