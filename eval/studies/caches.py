@@ -40,7 +40,7 @@ BIDIRECTIONAL = (
 )
 CAUSAL = ("fast:mode=dual", "fork", "drop:keep=0.5")
 TEXT_STEPS = 300
-TEXT_ENTROPY = "entropy:threshold=3/5/7/8"  # nats; a uniform guess has 7.6: such a model is never as sure as the recall task's
+TEXT_ENTROPY = "entropy:threshold=3/5/7/8"  # nats; a uniform guess has 7.6, and such a model is never sure
 TEXT = {
     "row": ("model.backbone=attention", "model.pattern=AAAA", "model.block=row"),
     "attention": ("model.backbone=attention", "model.pattern=AAAA"),
