@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .attention import Attention, AttentionPlan, plan_attention
 from .config import NOISE_FEATURES, ModelConfig
 from .errors import InputError
-from .initialise import initialise
+from .initialise import Undrawn, initialise
 from .layers import RMSNorm, SwiGLU, noise_level_features
 from .layout import Layout, make_layout
 from .mamba2 import Mamba2
@@ -80,13 +80,14 @@ class Denoiser(nn.Module):
     def __init__(self, config: ModelConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.d_model)
-        self.layers = nn.ModuleList(Layer(config, letter) for letter in config.pattern)
-        self.norm = RMSNorm(config.d_model, config.norm_eps)
-        if not config.tie_embeddings:
-            self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        if config.noise_level_input:
-            self.level_proj = nn.Linear(NOISE_FEATURES, config.d_model, bias=False)
+        with Undrawn():
+            self.embed = nn.Embedding(config.vocab_size, config.d_model)
+            self.layers = nn.ModuleList(Layer(config, letter) for letter in config.pattern)
+            self.norm = RMSNorm(config.d_model, config.norm_eps)
+            if not config.tie_embeddings:
+                self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+            if config.noise_level_input:
+                self.level_proj = nn.Linear(NOISE_FEATURES, config.d_model, bias=False)
         if not self.embed.weight.is_meta:
             initialise(self, config, generator)
 

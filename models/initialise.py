@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from .config import ModelConfig
 
 DT_RANGE = (1e-3, 1e-1)
 A_RANGE = (1.0, 16.0)
+DRAWS = {nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_}
+
+
+class Undrawn(TorchFunctionMode):
+    """Inside `with Undrawn():` modules are made without the values of torch.nn.init, which `initialise` overwrites.
+
+    On the meta device those draws would also import torch's compiler: two seconds of every command.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 @torch.no_grad()
