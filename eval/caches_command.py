@@ -12,15 +12,18 @@ from mezzotint.data.tasks.catalog import parse_task
 from mezzotint.eval.caches import sweep
 from mezzotint.eval.caches_file import read_prompts
 from mezzotint.eval.caches_plan import (
+    BIDIRECTIONAL,
+    BLOCK,
     CachesConfig,
     Cell,
+    beyond_rows,
     kind_of,
     list_cells,
     parse_policies,
     parse_shared,
     prompts_name,
 )
-from mezzotint.eval.caches_prompts import Prompts, open_prompts
+from mezzotint.eval.caches_prompts import Prompts, make_prompts, open_prompts
 from mezzotint.eval.caches_table import lines_of, paint, panels_of, table
 from mezzotint.eval.cells import parse_counts, require_threads
 from mezzotint.eval.doctor import require_device
@@ -45,13 +48,15 @@ def run(options: argparse.Namespace) -> int:
     named = {name: prompts_name(config, source.fingerprint) for name, source in prompts.items()}
     cells, sentences = list_cells(kinds, config, named)
     check_sub_blocks(cells)
+    if options.block is not None:
+        check_blocks(cells, prompts)
     out = Path(options.out) if options.out else _default_out(subjects)
     figure = out.with_name(f"{out.stem}-quality.png")
     require_own(out.with_suffix(".md"), [out.with_suffix(".csv"), figure])
     with ResultsFile(out, subjects={subject.name: subject.fingerprint for subject in subjects}) as results:
         rows = _run_with_bar(cells, prompts, results)
     lines = lines_of(cells, rows)
-    text = table(lines, sentences)
+    text = table(lines, sentences, beyond_rows(cells))
     write_markdown(out.with_suffix(".md"), text + "\n")
     write_table(out.with_suffix(".csv"), flat([_without_text(row) for cell in cells for row in rows[cell]]))
     draw(figure, lambda *axes: paint(axes, lines), panels=len(panels_of(lines)), size=(5.5, 4))
@@ -76,7 +81,7 @@ def read_config(options: argparse.Namespace) -> CachesConfig:
         samples=options.samples,
         shared=parse_shared(options.shared) if options.shared else None,
         seed=options.seed,
-        block=options.block,
+        block=BLOCK if options.block is None else options.block,
         sub_block=options.sub_block,
         reveal=options.reveal,
         draws=options.draws,
@@ -92,6 +97,18 @@ def check_sub_blocks(cells: list[Cell]) -> None:
         size, sub = cell.subject.config.block_length, cell.config.sub_block
         if cell.kind == "block-causal" and sub is not None and (sub < 1 or size % sub):
             raise InputError(f"--sub-block {sub} does not divide the block of {size} tokens of {cell.subject.name}")
+
+
+def check_blocks(cells: list[Cell], prompts: dict[str, Prompts]) -> None:
+    """InputError where the block that was asked for is longer than what is written."""
+    for cell in cells:
+        if cell.kind == BIDIRECTIONAL:
+            first = make_prompts(prompts[cell.subject.name], cell.config, length=cell.length, count=1)[0]
+            if cell.config.block > len(first.standing):
+                raise InputError(
+                    f"--block {cell.config.block} is longer than the {len(first.standing)} tokens of an answer: take at "
+                    "most as many"
+                )
 
 
 def _run_with_bar(cells: list[Cell], prompts: dict[str, Prompts], results: ResultsFile) -> dict[Cell, list[dict]]:

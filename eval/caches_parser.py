@@ -12,14 +12,18 @@ ABOUT = (
     "results file; the same command run again goes on where it stopped."
 )
 EXAMPLES = """policies (parameters behind a colon; several values with slashes are a sweep, one policy each):
-  none                                          full recomputation; on a block-causal model its exact block cache
-  fast:mode=prefix|dual:refresh=N               Fast-dLLM; on a block-causal model dual over sub-blocks
-  entropy:threshold=0.1/0.5/2:recent=64         EntropyCache
-  dllm:prompt_interval=50:response_interval=4:ratio=0.25    dLLM-Cache
-  polestar:clusters=8:refreshed=4               Polestar
-  acache:ratio=0/0.2/1  bicache:layers=2:interval=16  packet  packet:adapters=FILE    need --shared
-  fork                                          exact sharing of a prefix, block-causal; needs --shared prefix=...
-  drop:keep=0.5:rule=leave-one-out|recency|random           eviction, block-causal
+  none      full recomputation; on a block-causal model its exact block cache
+  fast      Fast-dLLM; on a block-causal model dual over sub-blocks: mode=prefix|dual, refresh=STEPS (0: never)
+  entropy   EntropyCache: threshold=NATS, recent=TOKENS, masks=canvas|block
+  dllm      dLLM-Cache: prompt_interval=STEPS, response_interval=STEPS, ratio=SHARE, first_layer=true|false
+  polestar  Polestar: clusters=N, refreshed=N, last_layer=N, before=N, after=N, min_last=N, min_since=STEPS,
+            window_every=STEPS
+  acache    ACache: ratio=SHARE of anchors, refresh=STEPS, drop_rest=true|false; needs --shared
+  bicache   BiCache: layers=N, interval=STEPS, inner=none|dual, table=PERCENT-LAYERS,...; needs --shared prefix=...
+  packet    KV Packet: adapters=FILE (without: plain concatenation); needs --shared
+  fork      exact sharing of a prefix, block-causal; needs --shared prefix=...
+  drop      DropKV, block-causal: keep=SHARE, rule=leave-one-out|recency|random, kernel=TOKENS, protect=TOKENS,
+            exact_first=true|false, seed=N
 
 --prompts: a line is {"prompt": [ids], "answer": [ids], "given": [booleans], "shared": [[start, end], ...]}. Where `given` is
   true the answer's token stands there from the start, the others are asked. `given` and `shared` may be left out.
@@ -56,7 +60,12 @@ def add_parser(commands) -> None:
     what.add_argument("--seed", type=int, default=0, help="of the samples (default: %(default)s)")
     how = parser.add_argument_group("how it is decoded and scored")
     how.add_argument("--batch", default="1", metavar="LIST", help="rows together (default: %(default)s)")
-    how.add_argument("--block", type=int, default=32, metavar="N", help="columns revealed at a time (default: 32)")
+    how.add_argument(
+        "--block",
+        type=int,
+        metavar="N",
+        help="columns revealed at a time, bidirectional (default: 32, or all of a shorter answer)",
+    )
     how.add_argument("--sub-block", type=int, metavar="N", help="of a block-causal model's block (default: all of it)")
     how.add_argument(
         "--reveal",

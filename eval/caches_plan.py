@@ -21,6 +21,7 @@ from mezzotint.models.reveal import Ancestral, FirstHitting, Reveal, parse_revea
 
 PLACES = ("prefix", "infix", "suffix")
 BIDIRECTIONAL, CAUSAL = "bidirectional", "block-causal"
+BLOCK = 32  # columns that a bidirectional model reveals at a time
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class CachesConfig:
     samples: int = 16
     shared: Shared | None = None
     seed: int = 0
-    block: int = 32
+    block: int = BLOCK
     sub_block: int | None = None
     reveal: str = "threshold=0.9"
     draws: int = 8
@@ -252,6 +253,19 @@ def check_policy(policy: Policy, subject: Subject, config: CachesConfig) -> None
             "policy fork shares one prefix among the rows of a batch, and the prompts of a task share none: take --data, "
             "or --batch 1"
         )
+
+
+def beyond_rows(cells: list[Cell]) -> list[str]:
+    """A sentence for every bidirectional model that is asked beyond the rows it was trained on."""
+    found: dict[Subject, set[int]] = {}
+    for cell in cells:
+        if cell.kind == BIDIRECTIONAL and cell.length > cell.subject.config.block_length:
+            found.setdefault(cell.subject, set()).add(cell.length)
+    return [
+        f"{subject.name} was trained on rows of {subject.config.block_length} tokens and is asked at "
+        f"{', '.join(map(str, sorted(lengths)))}: its positions there are new to it, and no bound is given."
+        for subject, lengths in found.items()
+    ]
 
 
 def prompts_name(config: CachesConfig, fingerprint: str) -> str:

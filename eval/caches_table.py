@@ -111,10 +111,10 @@ def _mean(values: Sequence[float]) -> float:
     return mean_and_error(values)[0]
 
 
-def table(lines: list[Line], sentences: dict[str, list[str]]) -> str:
-    """Markdown; what had no object below it."""
+def table(lines: list[Line], sentences: dict[str, list[str]], warnings: Sequence[str] = ()) -> str:
+    """Markdown; below it what had no object, and warnings."""
     notes = [f"- {', '.join(subjects)}: {sentence}" for sentence, subjects in sentences.items()]
-    return "\n".join([table_of(lines), "", NOTE, *(["", "Without an object:", *notes] if notes else [])])
+    return "\n".join([table_of(lines), "", NOTE, *(["", "Without an object:", *notes] if notes else []), *warnings])
 
 
 def table_of(lines: list[Line]) -> str:

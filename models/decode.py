@@ -174,6 +174,7 @@ def denoise_all(
     passes = model if passes is None else passes
     mask = model.config.mask_token_id
     canvas = texts.first_canvas()
+    masks = Masks(canvas == mask)
     step = torch.zeros(len(canvas), dtype=torch.long, device=canvas.device)
     logits, nfe = passes.denoise(canvas, state), 1
     while True:
@@ -182,25 +183,50 @@ def denoise_all(
         masked = canvas == mask
         chosen, step = reveal(proposal, masked=masked, step=step, generator=generator)
         canvas = torch.where(chosen & masked, proposal.tokens, canvas)
-        left = canvas == mask  # a model of NaN proposes masks
-        stuck = masked.any(dim=1) & (left.sum(dim=1) == masked.sum(dim=1))
-        full, stuck = torch.stack([~left.any(dim=1), stuck]).cpu()
-        if bool(stuck.any()):
-            raise InputError(
-                f"the reveal rule {reveal} chose no mask of a row that has some, or the model's logits are not numbers, so "
-                "decoding would never end"
-            )
-        going = texts.close_blocks(canvas, full)
+        full = masks.after(reveal, canvas == mask)
+        going = texts.close_blocks(canvas, full) if bool(full.any()) else full
         if not texts.active:
             return nfe
         if bool(going.any()):
             clean, fresh = canvas, going.to(canvas.device)
             canvas = texts.next_canvas(canvas, fresh)
             step = step.masked_fill(fresh, 0)
+            masks.renew(going, canvas == mask)
             logits, state = passes.advance(clean, canvas, state, blocks=going.long())
         else:
             logits = passes.denoise(canvas, state)
         nfe += 1
+
+
+class Masks:
+    """How many masks every row has, known on the CPU: where a rule's counts depend on nothing else (`Reveal.left`), no step
+    but a block's last waits for the device."""
+
+    def __init__(self, masked: Tensor) -> None:
+        self.count = masked.sum(dim=1).cpu()
+        self.step = torch.zeros_like(self.count)
+
+    def after(self, reveal: Reveal, left: Tensor) -> Tensor:
+        """Which rows (B,) have no mask after a step; left (B, G): the masks on the device.
+
+        Raises InputError for a row that would never end: a rule that chose none, a model of NaN, which proposes masks.
+        """
+        found = reveal.left(self.count, self.step)
+        most = (self.count - 1).clamp(min=0) if found is None else found
+        if found is None or bool(((found == 0) & (self.count > 0)).any()):
+            found = left.sum(dim=1).cpu()
+        if bool((found > most).any()):
+            raise InputError(
+                f"the reveal rule {reveal} chose no mask of a row that has some, or the model's logits are not numbers, so "
+                "decoding would never end"
+            )
+        self.count, self.step = found, self.step + 1
+        return found == 0
+
+    def renew(self, going: Tensor, masked: Tensor) -> None:
+        """Rows (B,) `going` have a new block, `masked` (B, G)."""
+        self.count = torch.where(going, masked.sum(dim=1).cpu(), self.count)
+        self.step = self.step.masked_fill(going, 0)
 
 
 class _Texts:
@@ -233,6 +259,8 @@ class _Texts:
         size = self.config.block_length
         going = torch.zeros_like(full)
         closing = [row for row in full.nonzero()[:, 0].tolist() if row in self.active]
+        if not closing:
+            return going
         for row, block in zip(closing, canvas[closing].tolist()):
             text = self.tokens[row]
             new = block[len(text) % size :]  # behind what the prompt left in this block

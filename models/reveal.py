@@ -127,6 +127,12 @@ class Reveal(Protocol):
         self, proposal: Proposal, *, masked: Tensor, step: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]: ...
 
+    def left(self, masks: Tensor, step: Tensor) -> Tensor | None:
+        """Of rows with so many masks (B,) at that step (B,), both on the CPU: how many are left after it.
+
+        None where that depends on the logits or on chance: the decoder then waits for the device to say so.
+        """
+
 
 @dataclass(frozen=True, kw_only=True)
 class TopK:
@@ -147,6 +153,10 @@ class TopK:
         count = -(-masked.sum(dim=1) // left)  # rounded up: the last step takes what is left
         return masked & (_rank(-proposal.confidence, masked) < count[:, None]), step + 1
 
+    def left(self, masks: Tensor, step: Tensor) -> Tensor | None:
+        steps = (self.steps - step).clamp(min=1)
+        return masks - -(-masks // steps)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
@@ -165,6 +175,9 @@ class Threshold:
         sure = proposal.confidence >= self.confidence
         surest = _rank(-proposal.confidence, masked) == 0
         return masked & (sure | surest), step + 1
+
+    def left(self, masks: Tensor, step: Tensor) -> Tensor | None:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +201,9 @@ class Factor:
         sure = proposal.confidence > 1 - self.factor / (rank + 2)
         return masked & (sure | (rank == 0)), step + 1
 
+    def left(self, masks: Tensor, step: Tensor) -> Tensor | None:
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyBound:
@@ -209,6 +225,9 @@ class EntropyBound:
         ordered, order = key.sort(dim=1, stable=True)
         within = F.pad(ordered.cumsum(dim=1)[:, :-1], (1, 0)) <= self.bound  # the first always is
         return masked & torch.zeros_like(masked).scatter(1, order, within), step + 1
+
+    def left(self, masks: Tensor, step: Tensor) -> Tensor | None:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +255,9 @@ class Ancestral:
         first = when.amin(dim=1)
         return masked & (when == first[:, None]), torch.where(masked.any(dim=1), first, step) + 1
 
+    def left(self, masks: Tensor, step: Tensor) -> Tensor | None:
+        return None
+
 
 @dataclass(frozen=True)
 class FirstHitting:
@@ -250,6 +272,9 @@ class FirstHitting:
     ) -> tuple[Tensor, Tensor]:
         noise = uniform(tuple(masked.shape), generator=generator, device=masked.device)
         return masked & (_rank(noise, masked) == 0), step + 1
+
+    def left(self, masks: Tensor, step: Tensor) -> Tensor | None:
+        return (masks - 1).clamp(min=0)
 
 
 def parse_reveal(text: str) -> Reveal:

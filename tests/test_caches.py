@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from mezzotint.models.denoiser import Denoiser
 from mezzotint.models.policies.adapters import fresh_adapters
 from mezzotint.models.policies.fast_dllm import FastDLLM
 from mezzotint.models.policies.none import NoCache
-from mezzotint.models.policies.table import spelled
+from mezzotint.models.policies.table import POLICIES, spelled
 from mezzotint.models.weights import load_model, save_weights
 
 ROW = 64
@@ -132,6 +134,15 @@ def test_text_is_continued_and_a_shared_part_is_the_same_in_all_prompts(made, tm
     assert sorted(packets) == [14, 18]
     assert all(row["values"]["correct"] is None and len(row["values"]["written"]) == 12 for row in rows)
     assert "| row | acache:ratio=0.5 | 40 | 4 | 4 |" in text
+
+
+def test_rows_longer_than_a_model_was_trained_on_are_told_below_the_table(made, tmp_path, capsys):
+    asked = ("--data", str(made / "prepared"), "--lengths", f"{ROW},{ROW + 8}", "--new-tokens", "8", "--samples", "1")
+    how = ("--block", "4", "--draws", "1", "--out", str(tmp_path / "c.jsonl"))
+    text = run(capsys, str(made / "row"), "--policies", "none", *asked, *how)
+    assert f"row was trained on rows of {ROW} tokens and is asked at {ROW + 8}:" in text
+    nats = {row["identity"]["length"]: row["values"]["nats"] for row in rows_of(tmp_path / "c.jsonl")}
+    assert nats[ROW] > 0 and nats[ROW + 8] is None
 
 
 def prompt_file(folder: Path, **changed) -> Path:
@@ -311,6 +322,8 @@ def test_sweeps_and_shared_parts_are_read_from_their_options():
         (("--policies", "fast", "--batch", "3"), "no multiple of the batch 3"),
         (("--policies", "fast", "--reveal", "first-hitting"), "draws at random"),
         (("--policies", "fast", "--block", "0"), "--block is 0"),
+        (("--policies", "fast", "--block", "9"), "--block 9 is longer than the 7 tokens of an answer"),
+        (("--policies", ""), "no cache policy is named in ''"),
         (("--policies", "fast", "--data", "prepared"), "either --data"),
         (
             ("--policies", "packet:adapters=OTHER", "--shared", "prefix=0.5"),
@@ -328,6 +341,18 @@ def test_bad_input_is_told_in_a_sentence_with_exit_code_2(made, tmp_path, capsys
     captured = capsys.readouterr()
     told = captured.err.strip().splitlines()[-1]
     assert told.startswith("error: ") and sentence in told and "Traceback" not in captured.err
+
+
+def test_the_help_names_every_parameter_of_every_policy(capsys):
+    with pytest.raises(SystemExit):
+        main(["caches", "--help"])
+    told = re.sub(r"\n {12}", " ", capsys.readouterr().out)  # a policy on one line
+    for name, kind in POLICIES.items():
+        line = re.search(rf"^  {name} .*$", told, re.MULTILINE)
+        assert line is not None
+        assert {field.name for field in dataclasses.fields(kind)} == set(
+            re.findall(r"(\w+)=", line[0].split("needs --shared")[0])
+        )
 
 
 def test_models_that_do_not_say_their_kind_and_sub_blocks_are_refused(made, tmp_path, capsys):

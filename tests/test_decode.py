@@ -16,7 +16,7 @@ import mezzotint.models.request as request_checks
 from mezzotint.models.config import ModelConfig
 from mezzotint.models.decode import generate
 from mezzotint.models.errors import InputError
-from mezzotint.models.reveal import Ancestral, EntropyBound, FirstHitting, Sampler, Threshold, TopK
+from mezzotint.models.reveal import Ancestral, EntropyBound, FirstHitting, Proposal, Sampler, Threshold, TopK
 
 GREEDY = Sampler(temperature=0.0)
 RULES = [TopK(steps=2), Threshold(confidence=0.2), EntropyBound(bound=2.0)]
@@ -264,11 +264,37 @@ def test_bad_input_is_one_sentence(prompts, options, words):
 
 
 def test_a_rule_that_reveals_nothing_is_an_error_and_no_endless_loop():
-    def lazy(proposal, *, masked, step, generator):
-        return masked & False, step
+    class Lazy(Threshold):
+        def __call__(self, proposal, *, masked, step, generator):
+            return masked & False, step
 
+    rule = Lazy(confidence=0.5)
     with pytest.raises(InputError, match="chose no mask"):
-        generate(tiny_model(tiny_config("A", 4)), [[5]], max_new_tokens=3, reveal=lazy, generator=generator())
+        generate(tiny_model(tiny_config("A", 4)), [[5]], max_new_tokens=3, reveal=rule, generator=generator())
+
+
+@pytest.mark.parametrize(
+    ("rule", "passes", "waits"),
+    [(TopK(steps=4), 12, 8), (FirstHitting(), 23, 8), (Threshold(confidence=2.0), 23, 28)],
+    ids=str,
+)
+def test_only_a_blocks_last_step_waits_where_counts_are_known(rule, passes, waits, monkeypatch):
+    """Blocks of 7, 8 and 8 masks, counted at each one's start and end (6) or at every step; two advances move their rows."""
+    copied, cpu = [], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copied.append(tensor.ndim) or cpu(tensor))
+    model = never_ending(tiny_model(tiny_config("A", 8)))
+    found = generate(model, [[5]], max_new_tokens=17, reveal=rule, sampler=GREEDY, generator=generator())
+    assert found.nfe == passes and copied.count(1) == waits
+
+
+@pytest.mark.parametrize("rule", [TopK(steps=3), TopK(steps=8), TopK(steps=20), FirstHitting()], ids=str)
+def test_the_masks_a_rule_says_are_left_are_those_that_it_leaves(rule):
+    masked = torch.rand(40, 8, generator=generator()) < torch.linspace(0, 1, 40)[:, None]
+    step = torch.arange(40) % 5
+    noise = torch.rand(40, 8, generator=generator(1))
+    proposal = Proposal(torch.ones(40, 8, dtype=torch.long), noise, lambda: noise)
+    chosen, _ = rule(proposal, masked=masked, step=step, generator=generator(2))
+    assert torch.equal(rule.left(masked.sum(dim=1), step), (masked & ~chosen).sum(dim=1))
 
 
 def test_a_model_of_nan_is_an_error_and_no_endless_loop():

@@ -42,6 +42,8 @@ LARGEST = 2**31 - 1  # of a whole number among the parameters: steps, layers, to
 def parse_policy(text: str) -> Policy:
     """The policy that `name:parameter=value:...` means. Raises InputError naming the nearest name or parameter."""
     name, *options = text.strip().split(":")
+    if not name:
+        raise InputError(f"no cache policy is named in {text!r}; one of {', '.join(POLICIES)}")
     if name not in POLICIES:
         near = difflib.get_close_matches(name, POLICIES, n=1, cutoff=0.0)[0]
         raise InputError(f"no cache policy {name!r}; the nearest of {', '.join(POLICIES)} is {near!r}")
