@@ -39,6 +39,7 @@ BIDIRECTIONAL = (
     "bicache",
 )
 CAUSAL = ("fast:mode=dual", "fork", "drop:keep=0.5")
+SUB_BLOCK = 4  # tokens that a block is decoded in, for the dual cache inside a block
 TEXT_STEPS = 300
 TEXT_ENTROPY = "entropy:threshold=3/5/7/8"  # nats; a uniform guess has 7.6, and such a model is never sure
 TEXT = {
@@ -178,20 +179,17 @@ def ask_text(study: Study) -> None:
         if not (release / "training.yaml").exists():
             call(study.setting, "mezzotint.launch.export", str(run), str(release), "--overwrite")
         policies = (*BIDIRECTIONAL, TEXT_ENTROPY) if name == "row" else CAUSAL
-        asked = [
-            "--data",
-            str(data / "heldout"),
-            "--lengths",
-            study.lengths,
-            "--samples",
-            "8",
-            "--shared",
-            "prefix=0.5",
-        ]
         batch = "1" if name == "row" else "1,8"  # together they share the prefix
-        how = ["--policies", *policies, "--reveal", "threshold=0.5", "--batch", batch]
-        how += ["--out", str(study.results(f"text-{name}"))]
-        call(study.setting, "mezzotint.eval", "caches", str(release), *asked, *how)
+        _continue(study, f"text-{name}", release, data, policies, "--shared", "prefix=0.5", "--batch", batch)
+        if name == "attention":  # a Mamba layer reads a block as one run
+            policies = ("fast:mode=dual:refresh=0/2",)
+            _continue(study, f"sub-{name}", release, data, policies, "--sub-block", str(SUB_BLOCK))
+
+
+def _continue(study: Study, name: str, release: Path, data: Path, policies: tuple[str, ...], *how: str) -> None:
+    asked = ["--data", str(data / "heldout"), "--lengths", study.lengths, "--samples", "8"]
+    rules = ["--policies", *policies, "--reveal", "threshold=0.5", "--out", str(study.results(name))]
+    call(study.setting, "mezzotint.eval", "caches", str(release), *asked, *how, *rules)
 
 
 def _corpus(study: Study, place: Path) -> Path:

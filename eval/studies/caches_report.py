@@ -27,6 +27,7 @@ def write(answers: Path, folder: Path) -> str:
     affixes = {place: found[f"affix-{place}"] for place in PLACES if f"affix-{place}" in found}
     compared = {name: rows for name, rows in found.items() if name.startswith(("recall-", "text-"))}
     lines = [line for rows in compared.values() for line in _lines(rows)]
+    inside = [line for name, rows in found.items() if name.startswith("sub-") for line in _lines(rows)]
     made = sorted(
         {environment.describe(made) for path in answers.glob("*.jsonl") for made in read_results(path).environments}
     )
@@ -37,6 +38,8 @@ def write(answers: Path, folder: Path) -> str:
         parts += ["## KV Packet: documents read alone", packet_table(found["packets"])]
     if lines:
         parts += ["## Every policy that has an object", table_of(lines), NOTE]
+    if inside:
+        parts += ["## Inside a block: decoded in sub-blocks, `none` runs the whole block every step", table_of(inside)]
     folder.mkdir(parents=True, exist_ok=True)
     reading = folder / "reading.md"  # written by hand
     parts += [reading.read_text(encoding="utf-8").strip()] if reading.exists() else []
