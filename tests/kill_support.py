@@ -68,12 +68,15 @@ def start(
     harms: Sequence[Harm] = (),
     kill: tuple[int, float] | None = None,
     limit: float = 120.0,
+    patience: float = PATIENCE,
 ) -> Ended:
     """Train `recipe` on `world` forked ranks and wait for their end.
 
     kill: (rank, seconds after the fork) of a SIGKILL from outside; limit: seconds after which ranks that still run hang.
+    patience: seconds that the others may still take once one has failed; long where all are to end by themselves.
     """
     order = {"recipe": str(recipe), "overrides": list(overrides), "world": world, "kill": kill, "limit": limit}
+    order["patience"] = patience
     pipes = _server()
     assert pipes.stdin is not None and pipes.stdout is not None
     pipes.stdin.write(json.dumps(order | {"harms": [asdict(harm) for harm in harms]}) + "\n")
@@ -190,7 +193,8 @@ def _run(order: dict, folder: Path) -> Ended:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 codes[ranks[pid]] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 if codes[ranks[pid]] != 0 and ask == float("inf"):
-                    ask, end = now + PATIENCE, min(end, now + GRACE)
+                    ask = now + order["patience"]
+                    end = min(end, ask + GRACE)
         time.sleep(0.002)
     output = [(folder / f"rank-{rank}.txt").read_text(errors="replace") for rank in range(world)]
     return Ended(codes=[codes[rank] for rank in range(world)], output=output, hung=hung)

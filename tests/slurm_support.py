@@ -87,14 +87,21 @@ class Slurm:
 
     def wait(self, number: str, *states: str, timeout: float = PATIENCE) -> dict[str, str]:
         """The job once it is in one of the states."""
-        wait_until(lambda: self.job(number)["JobState"] in states, f"job {number} to be {states}", timeout)
+        try:
+            wait_until(lambda: self.job(number)["JobState"] in states, f"job {number} to be {states}", timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.job(number)}\n{self.last_words()}") from None
         return self.job(number)
 
     def start_again(self, number: str, *, restarts: int) -> None:
-        """Wait until the job is queued for its n-th time, and start it now: Slurm would let it wait for two minutes."""
+        """Wait until the job is queued for its n-th time, and start it soon: Slurm would let it wait for two minutes.
+
+        Not at once: nodes take no credential made in the second in which the last start's was revoked, or before it, and
+        the controller would hold the job.
+        """
         self.wait(number, "PENDING", "RUNNING")
         if self.job(number)["JobState"] == "PENDING":
-            self.command("scontrol", "update", f"JobId={number}", "StartTime=now")
+            self.command("scontrol", "update", f"JobId={number}", "StartTime=now+5seconds")
         self.wait(number, "RUNNING")
         assert self.job(number)["Restarts"] == str(restarts)
 

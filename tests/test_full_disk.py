@@ -83,7 +83,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_a_sentence_and_it_goes_on_from
     small_disk, tmp_path, whole
 ):
     run = small_disk / "run"
-    ended = start(recipe_of(tmp_path), f"run={run}", world=2, harms=[filled(small_disk, save=3, until=99)])
+    ended = start(recipe_of(tmp_path), f"run={run}", world=2, harms=[filled(small_disk, save=3, until=99)], patience=60)
     assert ended.codes == [2, 2] and "Traceback" not in "".join(ended.output), ended
     assert f"error: {run} has no checkpoint of its last step: see the warning above" in ended.output[0]
     assert newest_step(run) == 5 and (run / "latest").read_text() == "step-5\n"
@@ -101,7 +101,7 @@ def test_a_start_on_a_full_disk_is_refused_with_an_outcome_and_leaves_nothing_ha
     with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
         while file.write(bytes(MIB // 64)):
             pass
-    ended = start(recipe_of(tmp_path), f"run={run}", world=2)
+    ended = start(recipe_of(tmp_path), f"run={run}", world=2, patience=60)
     assert ended.codes == [2, 2] and "Traceback" not in "".join(ended.output), ended
     found = outcome.read(run)
     assert found is not None and found.code == 2 and "No space left" in found.reason

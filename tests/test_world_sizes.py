@@ -195,7 +195,7 @@ def test_a_number_of_ranks_that_cannot_share_the_rows_is_refused(place, whole, f
     if not fresh:
         shutil.copytree(whole, run)
     before = written()
-    ended = start(place / "recipe.yaml", f"run={run}", world=3)
+    ended = start(place / "recipe.yaml", f"run={run}", world=3, patience=60)
     assert ended.codes == [2, 2, 2], ended
     assert all("rows_per_step 4 is no multiple of 3 ranks times micro_rows 1" in said for said in ended.output), ended
     assert all("Traceback" not in said for said in ended.output)
