@@ -228,6 +228,7 @@ def test_requests_on_one_prefix_prefill_it_once_hold_it_once_and_decode_as_alone
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # 17 prefills of 16k, on whatever cores are free
 @pytest.mark.parametrize("pattern", ["AA", "MM", "MAM"])
 def test_sixteen_requests_on_a_prefix_of_16k(pattern):
     shared_prefix_case(pattern, requests=16, prefix=2**14, own=7)
