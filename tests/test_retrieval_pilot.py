@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mezzotint.data.errors import InputError
 from mezzotint.eval.intervals import percent
 from mezzotint.eval.results import ResultsFile
 from mezzotint.training.build import make_plan
@@ -166,6 +167,28 @@ def test_the_studys_table_counts_learned_seeds_and_leaves_out_the_others(studies
             results.append(identity, status="ok", values={"correct": True})
     text = report.write(out, tmp_path / "made", learned=0.9, trained=160)
     assert "| mamba | 2 of 2 | 0.960 " in text and "seeds 0.95 to 1.00" in text
+
+
+def test_the_studys_table_keeps_models_taught_elsewhere(studies, tmp_path):
+    """A table from another machine: its models stay, but of one that was asked anew no old cell is left."""
+    report, made = studies["length_report"], tmp_path / "made"
+    made.mkdir()
+    head = "task,arm,seed,multiple,right,n,share,low,high\n"
+    old = ["mqar,mamba,1,1,9,10,,,", "mqar,mamba,1,2,9,10,,,", "passkey,hybrid,3,1,200,200,,,"]
+    (made / "length.csv").write_text(head + "\n".join(old) + "\n")
+    with ResultsFile(tmp_path / "answers" / "a.jsonl", subjects={"mamba-seed1": "a"}) as results:
+        for index in range(20):
+            identity = {"task": "retrieval/mqar", "subject": "mamba-seed1", "length": 160, "index": index}
+            results.append(identity, status="ok", values={"correct": True})
+    report.write(tmp_path / "answers", made, learned=0.9, trained=160)
+    lines = (made / "length.csv").read_text().splitlines()
+    assert [line.split(",")[:6] for line in lines[1:]] == [
+        ["mqar", "mamba", "1", "1", "20", "20"],
+        ["passkey", "hybrid", "3", "1", "200", "200"],
+    ]
+    (made / "length.csv").write_text("task,arm\nmqar,mamba\n")
+    with pytest.raises(InputError, match=r"length\.csv is no table of this study"):
+        report.write(tmp_path / "answers", made, learned=0.9, trained=160)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,12 +35,14 @@ class Cell:
 def write(answers: Path, folder: Path, *, learned: float, trained: int) -> str:
     """Write length.md, length.csv and length.png into `folder`, of the results files in `answers`; returns the Markdown.
 
-    Raises InputError without rows.
+    Models that were taught on another machine stay as the folder's table has them, unless `answers` holds them too.
+    Raises InputError without answers, and for a table that is none.
     """
     rows = [row for path in sorted(answers.glob("*.jsonl")) for row in read_results(path).rows.values()]
-    cells = cells_of(rows, trained=trained)
-    if not cells:
+    found = cells_of(rows, trained=trained)
+    if not found:
         raise InputError(f"{answers} holds no answers yet: run the study first")
+    cells = together(tabled(folder / "length.csv"), found)
     folder.mkdir(parents=True, exist_ok=True)
     text = "\n\n".join(table(cells, task, learned=learned) for task in sorted({cell.task for cell in cells})) + "\n"
     write_bytes(folder / "length.md", text.encode())
@@ -71,6 +74,29 @@ def cells_of(rows: Iterable[dict], *, trained: int) -> list[Cell]:
         for key in [key for key in counts if (key[0], key[1], key[3]) == (task, base, 1)]:
             counts[task, arm, key[2], 1] = counts[key]
     return [Cell(*key, *count) for key, count in sorted(counts.items())]
+
+
+def tabled(path: Path) -> list[Cell]:
+    """The cells of a table written before; none where there is no file. Raises InputError for one that cannot be read."""
+    if not path.exists():
+        return []
+    try:
+        with path.open(newline="", encoding="utf-8") as lines:
+            return [
+                Cell(row["task"], row["arm"], *(int(row[name]) for name in ("seed", "multiple", "right", "n")))
+                for row in csv.DictReader(lines)
+            ]
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise InputError(
+            f"{path} is no table of this study ({error}): restore it, or write to another --folder"
+        ) from error
+
+
+def together(before: list[Cell], found: list[Cell]) -> list[Cell]:
+    """Both, whole models at a time: of one that was asked anew, no cell from before."""
+    asked = {(cell.task, cell.arm, cell.seed) for cell in found}
+    kept = [cell for cell in before if (cell.task, cell.arm, cell.seed) not in asked]
+    return sorted([*kept, *found], key=lambda cell: (cell.task, cell.arm, cell.seed, cell.multiple))
 
 
 def line(cell: Cell) -> dict[str, object]:
