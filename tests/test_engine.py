@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -299,3 +301,14 @@ def test_compiled_layers_compute_the_same(by_hand, tmp_path, stage, activations)
     ended = start(tmp_path / "recipe.yaml", *overrides, f"engine.activations={activations}", "micro_rows=8", limit=500)
     assert ended.codes == [0], ended
     assert_close_curves(tmp_path / "run", by_hand[0], 1e-5)
+
+
+def test_deepspeeds_muon_does_not_import_the_compiler():
+    """It is imported at every start; torch's inductor took a quarter of that."""
+    code = (
+        "import sys; from mezzotint.training.engine import _import_deepspeed; _import_deepspeed()\n"
+        "import deepspeed.runtime.zero.muon.original_muon as muon\n"
+        "print(callable(muon.zeropower_via_newtonschulz5), 'torch._inductor.lowering' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-2:] == ["True", "False"]

@@ -266,5 +266,7 @@ def _import_deepspeed():
     # torch renamed collectives that DeepSpeed's stage 3 calls under their old names, a warning each time
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\..*is deprecated", category=FutureWarning)
     deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
+    # its Muon, which is used nowhere here, is compiled when it is imported, and all of torch's inductor with it
+    deepspeed.runtime.compiler.compile = lambda: lambda function: function
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     return deepspeed
