@@ -26,12 +26,12 @@ $(STAMP): setup.cfg pyproject.toml
 demo: install
 	$(BIN)/python -m mezzotint.launch.demo
 
-# two workers with one thread each: spinning threads on busy cores cost more than they bring
+# two workers with one thread each: spinning threads on busy cores cost more than they bring; files in the order of conftest.py
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow or not slow"
 
 check: install
 	$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 # before anything imports numpy or torch: test runs share small machines, and sums must not depend on the core count
@@ -20,6 +21,11 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+# Files of a few tests that take minutes each, longest first: begun last, they would leave the other worker idle
+LONGEST = (
+    *("test_launch.py", "test_training_kills.py", "test_slurm.py", "test_policies_shared.py", "test_demo.py"),
+    *("test_speed_isolated.py", "test_long_context.py", "test_readme.py"),
+)
 ENVIRONMENT = sorted(set(os.environ) - {"PYTEST_CURRENT_TEST"})
 
 
@@ -33,6 +39,17 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background: the tests' children inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The order in which workers take files (with --no-loadscope-reorder): the longest, then those of most tests."""
+    tests = Counter(item.path.name for item in items)
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        name = item.path.name
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST), -tests[name]
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)
