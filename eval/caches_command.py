@@ -30,8 +30,9 @@ from mezzotint.eval.doctor import require_device
 from mezzotint.eval.plots import draw
 from mezzotint.eval.report_files import flat, require_own, write_markdown, write_table
 from mezzotint.eval.results import ResultsFile
-from mezzotint.eval.subjects import Subject, release_subject
+from mezzotint.eval.subjects import Subject, build, release_subject
 from mezzotint.models.errors import InputError
+from mezzotint.models.policies.kv_packet import KVPacket
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
     named = {name: prompts_name(config, source.fingerprint) for name, source in prompts.items()}
     cells, sentences = list_cells(kinds, config, named)
     check_sub_blocks(cells)
+    check_adapters(cells)
     if options.block is not None:
         check_blocks(cells, prompts)
     out = Path(options.out) if options.out else _default_out(subjects)
@@ -93,10 +95,24 @@ def read_config(options: argparse.Namespace) -> CachesConfig:
 
 def check_sub_blocks(cells: list[Cell]) -> None:
     """InputError where the sub-block does not divide a subject's block, before anything is written."""
+    asked = next((cell.config.sub_block for cell in cells if cell.config.sub_block is not None), None)
+    if asked is not None and all(cell.kind == BIDIRECTIONAL for cell in cells):
+        raise InputError(f"--sub-block {asked} is of a block-causal model's block, and no such model is compared")
     for cell in cells:
         size, sub = cell.subject.config.block_length, cell.config.sub_block
         if cell.kind == "block-causal" and sub is not None and (sub < 1 or size % sub):
             raise InputError(f"--sub-block {sub} does not divide the block of {size} tokens of {cell.subject.name}")
+
+
+def check_adapters(cells: list[Cell]) -> None:
+    """InputError where soft tokens were trained for another model than the one they are to be read by."""
+    for subject in dict.fromkeys(cell.subject for cell in cells):
+        trained = [cell.policy for cell in cells if cell.subject is subject and isinstance(cell.policy, KVPacket)]
+        given = [policy.adapters for policy in trained if policy.adapters is not None]
+        if given:
+            model = build(subject, dtype=torch.float32, device="cpu")
+            for adapters in given:
+                adapters.check(model)
 
 
 def check_blocks(cells: list[Cell], prompts: dict[str, Prompts]) -> None:

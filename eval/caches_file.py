@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mezzotint.data.tasks.sample import Sample
 from mezzotint.models.config import ModelConfig
@@ -37,8 +38,19 @@ class PromptFile:
         """The shared parts in a word."""
         return ",".join(f"{start}-{end}" for start, end in self.spans) or None
 
+    def share_prefix(self) -> bool:
+        """Whether all prompts begin with the same tokens, as far as their first shared part goes."""
+        end = self.spans[0][1] if self.spans else 0
+        return len({tuple(sample.tokens[:end]) for sample in self.samples}) == 1
+
     def check(self, config: ModelConfig) -> None:
-        """InputError for ids that the model has not."""
+        """InputError for ids that the model has not, and for masks where something should stand."""
+        standing = [token for sample in self.samples for token, given in zip(sample.target, sample.given) if given]
+        if any(config.mask_token_id in tokens for tokens in (standing, *(sample.tokens for sample in self.samples))):
+            raise InputError(
+                f"{self.path} has the mask {config.mask_token_id} in a prompt or as a given answer: masks stand for what "
+                "is asked, so leave it out of `given`"
+            )
         most = max(max(sample.tokens + sample.target) for sample in self.samples)
         if most >= config.vocab_size:
             raise InputError(
@@ -71,8 +83,8 @@ def _line(text: bytes, where: str) -> tuple[Sample, tuple[tuple[int, int], ...]]
     try:
         line = json.loads(text)
         tokens, target = (_ids(line[name]) for name in ("prompt", "answer"))
-        given = [bool(value) for value in line.get("given", [False] * len(target))]
-        spans = tuple((int(start), int(end)) for start, end in line.get("shared", []))
+        given = [_of(bool, value) for value in line.get("given", [False] * len(target))]
+        spans = tuple((_of(int, start), _of(int, end)) for start, end in line.get("shared", []))
     except (ValueError, TypeError, KeyError, RecursionError) as error:  # the last: brackets in brackets
         raise InputError(f"{where} cannot be read; {FORM}") from error
     asked = [(place, place + 1) for place, stands in enumerate(given) if not stands]
@@ -97,6 +109,13 @@ def _line(text: bytes, where: str) -> tuple[Sample, tuple[tuple[int, int], ...]]
         ),
         spans,
     )
+
+
+def _of(kind: type, value: Any) -> Any:
+    """The value; a number written as text, or with a fraction, is none."""
+    if type(value) is not kind:
+        raise ValueError(value)
+    return value
 
 
 def _ids(values: list) -> list[int]:

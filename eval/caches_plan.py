@@ -16,7 +16,7 @@ from mezzotint.models.errors import InputError
 from mezzotint.models.policies.interface import Policy
 from mezzotint.models.policies.none import NoCache
 from mezzotint.models.policies.shared_prefix import SharedPrefix
-from mezzotint.models.policies.table import parse_policy, spelled
+from mezzotint.models.policies.table import options_of, parse_policy, spelled
 from mezzotint.models.reveal import Ancestral, FirstHitting, Reveal, parse_reveal
 
 PLACES = ("prefix", "infix", "suffix")
@@ -56,7 +56,7 @@ def parse_policies(texts: list[str]) -> list[Policy]:
     """All policies of all texts, `none` first, each once; values apart by slashes are as many policies."""
     found: list[Policy] = [NoCache()]
     for text in texts:
-        name, *options = text.split(":")
+        name, options = options_of(text)
         choices = [[(key, value) for value in values.split("/")] if key != "adapters" else [(key, values)]
                    for key, _, values in (option.partition("=") for option in options)]  # fmt: skip
         for chosen in itertools.product(*choices):
@@ -196,6 +196,10 @@ class Cell:
 
 def kind_of(subject: Subject, given: str | None) -> str:
     """A model whose block is as long as its training rows is bidirectional. Raises InputError where that is not known."""
+    if given == BIDIRECTIONAL and "M" in subject.config.pattern:
+        raise InputError(
+            f"--kind bidirectional is for attention alone, and {subject.name} has the pattern {subject.config.pattern}"
+        )
     if given is not None:
         return given
     trained = training_length(subject)
@@ -247,11 +251,21 @@ def list_cells(
 
 def check_policy(policy: Policy, subject: Subject, config: CachesConfig) -> None:
     """InputError for what would end a run half-way: parameters or shared parts that do not fit."""
-    policy.check(subject.config, config.spans(min(config.lengths)) if policy.spans else ())
-    if isinstance(policy, SharedPrefix) and config.data is None and max(config.batches) > 1:
+    if isinstance(policy, SharedPrefix) and max(config.batches) > 1:
+        _check_one_prefix(config)
+    prompt = min(config.lengths) - (config.new_tokens if config.data is not None else 0)
+    policy.check(subject.config, config.spans(prompt) if policy.spans else ())
+
+
+def _check_one_prefix(config: CachesConfig) -> None:
+    """InputError where the rows of a batch have no prefix in common."""
+    rows = "policy fork shares one prefix among the rows of a batch"
+    if config.task is not None:
+        raise InputError(f"{rows}, and the prompts of a task share none: take --data, or --batch 1")
+    if config.prompts is not None and not config.prompts.share_prefix():
         raise InputError(
-            "policy fork shares one prefix among the rows of a batch, and the prompts of a task share none: take --data, "
-            "or --batch 1"
+            f"{rows}, and the prompts of {config.prompts.path} differ in the part that they name as shared: make it the "
+            "same, or take --batch 1"
         )
 
 

@@ -55,7 +55,7 @@ def open_prompts(subject: Subject, config: CachesConfig, *, text: str) -> Prompt
         config.prompts.check(subject.config)
     prompts = Prompts(subject, vocabulary, config.data, config.prompts)
     for length in config.lengths:
-        make_prompts(prompts, config, length=length, count=1)
+        make_prompts(prompts, config, length=length, count=1 if config.data is None else config.samples)
     return prompts
 
 

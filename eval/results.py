@@ -18,6 +18,7 @@ from mezzotint.eval.environment import environment
 FORMAT = 1
 HEADING = b'{"format": '  # how every file begins
 STATUSES = ("ok", "oom", "timeout", "error", "skipped_predicted_oom", "noisy")
+TABLES = (".md", ".csv", ".png")  # what commands write beside a results file, under its name
 FAILED = ("oom", "timeout", "error", "skipped_predicted_oom")  # what --retry-failed tries again; else all are final
 
 
@@ -136,6 +137,8 @@ class ResultsFile:
 
 def _open_locked(path: Path):
     """The file opened for reading and appending, held alone until it is closed."""
+    if path.suffix.lower() in TABLES:
+        raise InputError(f"the results file {path} would be overwritten by its own table: end its name in .jsonl")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "a+b")  # noqa: SIM115 - lives as long as the ResultsFile

@@ -188,12 +188,19 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(made, tmp_path, monkeyp
         ("row", ("--header", 0, "--trailer", 0), "no soft token to train"),
         ("row", ("--documents", 99), "cannot be 99 documents"),
         ("row", ("--lr", 0), "lr is 0"),
+        ("row", ("--lr", "nan"), "lr is nan"),
+        ("row", ("--lr", "inf"), "lr is inf"),
+        ("row", ("--seed", 2**70), "seed is 1180591620717411303424"),
+        ("row", ("--run", "/proc/x/y"), "the run folder /proc/x/y cannot be written"),
+        ("row", ("--run", made / "row" / "training.yaml"), "cannot be written"),
+        ("row", ("--run", made / "row"), "is a release"),
         ("row", ("--row-length", 96), "longer than the 48"),
         ("causal", ("--row-length", 50), "no multiple of block_length 8"),
     ):
         assert run(monkeypatch, *asked(made, name, tmp_path / "run", *more)) == 2
         told = capsys.readouterr().err.strip().splitlines()[-1]
         assert told.startswith("error: ") and sentence in told, told
+        assert not (tmp_path / "run").exists()
     shutil.copytree(made / "row", tmp_path / "row")
     (tmp_path / "row" / "training.yaml").write_text("data: 3\n")
     assert run(monkeypatch, *asked(tmp_path, "row", tmp_path / "run")) == 2

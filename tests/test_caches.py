@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from support import generator, ordinary
 from tasks_support import byte_tokenizer
 
@@ -28,10 +29,11 @@ from mezzotint.eval.results import ResultsFile
 from mezzotint.eval.subjects import Subject
 from mezzotint.models.config import preset
 from mezzotint.models.denoiser import Denoiser
-from mezzotint.models.policies.adapters import fresh_adapters
+from mezzotint.models.errors import InputError
+from mezzotint.models.policies.adapters import fresh_adapters, load_adapters
 from mezzotint.models.policies.fast_dllm import FastDLLM
 from mezzotint.models.policies.none import NoCache
-from mezzotint.models.policies.table import POLICIES, spelled
+from mezzotint.models.policies.table import POLICIES, parse_policy, spelled
 from mezzotint.models.weights import load_model, save_weights
 
 ROW = 64
@@ -187,6 +189,10 @@ def test_prompts_of_ones_own_are_asked_and_reported(made, tmp_path, capsys):
         ({"shared": [[4, 99]]}, (), "are no parts of 12 tokens"),
         ({"prompt": [5000] * 12}, (), "has the id 5000"),
         ({"prompt": "text"}, (), "line 1 cannot be read"),
+        ({"given": ["true", "false", "", ""]}, (), "line 1 cannot be read"),
+        ({"shared": [[0.9, 4.9]]}, (), "line 1 cannot be read"),
+        ({"prompt": [256] * 12}, (), "has the mask 256 in a prompt"),
+        ({"answer": [256, 61, 62, 63]}, (), "has the mask 256 in a prompt or as a given answer"),
         ({}, ("--samples", "8"), "holds 4 prompts, 8 are asked for"),
         ({}, ("--shared", "prefix=0.5"), "says itself what is shared"),
         ({}, ("--lengths", "20"), "leave --lengths out"),
@@ -322,6 +328,11 @@ def test_sweeps_and_shared_parts_are_read_from_their_options():
         (("--policies", "fast", "--batch", "3"), "no multiple of the batch 3"),
         (("--policies", "fast", "--reveal", "first-hitting"), "draws at random"),
         (("--policies", "fast", "--block", "0"), "--block is 0"),
+        (("--policies", "fast", "--sub-block", "3"), "no such model is compared"),
+        (("--policies", "entropy:threshold=1:threshold=9"), "threshold is given twice"),
+        (("--policies", "bicache:table=101-1", "--shared", "prefix=0.5"), "are percents"),
+        (("--policies", "drop:rule=random:seed=-1"), "seed is -1"),
+        (("--policies", "fork", "--shared", "prefix=0.5", "--kind", "block-causal"), "shorter than a block of 64"),
         (("--policies", "fast", "--block", "9"), "--block 9 is longer than the 7 tokens of an answer"),
         (("--policies", ""), "no cache policy is named in ''"),
         (("--policies", "fast", "--data", "prepared"), "either --data"),
@@ -341,6 +352,79 @@ def test_bad_input_is_told_in_a_sentence_with_exit_code_2(made, tmp_path, capsys
     captured = capsys.readouterr()
     told = captured.err.strip().splitlines()[-1]
     assert told.startswith("error: ") and sentence in told and "Traceback" not in captured.err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("suffix", [".md", ".csv", ".PNG"])
+def test_a_results_file_is_not_named_as_its_own_table(made, tmp_path, capsys, suffix):
+    out = tmp_path / f"c{suffix}"
+    assert main(["caches", str(made / "row"), *MQAR, "--policies", "fast", "--out", str(out)]) == 2
+    assert "would be overwritten by its own table" in capsys.readouterr().err and not out.exists()
+
+
+def test_more_samples_than_rows_and_models_of_another_kind_leave_nothing(made, tmp_path, capsys):
+    out = tmp_path / "c.jsonl"
+    text = ("--data", str(made / "prepared"), "--lengths", "40", "--new-tokens", "8", "--policies", "fast")
+    assert main(["caches", str(made / "causal"), *text, "--samples", "1000000", "--out", str(out)]) == 2
+    assert "1000000 are asked for: take fewer" in capsys.readouterr().err and not out.exists()
+    assert main(["caches", str(made / "mamba"), *text, "--kind", "bidirectional", "--out", str(out)]) == 2
+    assert "is for attention alone, and mamba has the pattern MM" in capsys.readouterr().err and not out.exists()
+
+
+def test_a_policys_name_is_read_back_and_files_may_hold_colons(tmp_path):
+    for text in ("bicache:layers=0:table=0-1,20-0", "entropy:threshold=0.5:masks=block", "drop:keep=0.25:rule=random"):
+        assert spelled(parse_policy(spelled(parse_policy(text)))) == spelled(parse_policy(text))
+    with pytest.raises(InputError, match=r"/nowhere/a:b\.safetensors cannot be read as adapters"):
+        parse_policy("packet:adapters=/nowhere/a:b.safetensors")
+    assert parse_policy(f"drop:rule=random:seed={2**31 - 1}").seed == 2**31 - 1
+
+
+def test_evicting_at_random_takes_every_seed(made, tmp_path, capsys):
+    policies = ("--policies", f"drop:rule=random:seed={2**31 - 1}:protect=0")
+    text = ("--data", str(made / "prepared"), "--lengths", "40", "--new-tokens", "8", "--samples", "1", "--draws", "0")
+    assert "drop:" in run(capsys, str(made / "causal"), *policies, *text, "--out", str(tmp_path / "c.jsonl"))
+
+
+@pytest.mark.parametrize("about", ["{", "[1]", '{"format": 1}', '{"format": "1", "model": "m"}', "3"])
+def test_damaged_adapters_are_told_in_a_sentence(tmp_path, about):
+    path, part = tmp_path / "a.safetensors", torch.zeros(2, 4)
+    save_file({"header": part, "trailer": part + 1}, path, metadata={"mezzotint_adapters": about})
+    with pytest.raises(InputError, match="holds no adapters"):
+        load_adapters(path)
+    save_file(
+        {"header": part[0].clone(), "trailer": part},
+        path,
+        metadata={"mezzotint_adapters": '{"format": 1, "model": "m"}'},
+    )
+    with pytest.raises(InputError, match="no rows of numbers"):
+        load_adapters(path)
+
+
+def test_adapters_of_another_width_are_told_in_a_sentence(made):
+    model = load_model(made / "row")
+    good = fresh_adapters(model)
+    good.check(model)
+    with pytest.raises(InputError, match="the file was changed"):
+        dataclasses.replace(good, header=good.header[:, 1:]).check(model)
+
+
+def test_requests_on_one_prefix_of_ones_own_are_forked_together(made, tmp_path, capsys):
+    own, out = prompt_file(tmp_path, prompt=list(range(40, 52)), shared=[[0, 8]]), tmp_path / "c.jsonl"
+    how = ("--samples", "4", "--batch", "4", "--draws", "0", "--out", str(out))
+    run(capsys, str(made / "causal"), "--policies", "fork", "--prompts", str(own), *how)
+    forked = [row for row in rows_of(out) if row["identity"]["policy"] == "fork"]
+    assert len(forked) == 4 and all(row["values"]["shared_tokens"] == 8 for row in forked)
+    assert all(row["values"]["agreement"] == 1 for row in forked)
+    lines = own.read_text().splitlines()
+    own.write_text("\n".join([*lines[:3], lines[3].replace("[40,", "[41,")]) + "\n")
+    again = ("--policies", "fork", "--prompts", str(own), "--samples", "4", "--batch", "4")
+    assert main(["caches", str(made / "causal"), *again, "--out", str(tmp_path / "d.jsonl")]) == 2
+    assert "differ in the part that they name as shared" in capsys.readouterr().err
+
+
+def test_more_clusters_than_columns_end_in_time(made, tmp_path, capsys):
+    policies = ("--policies", "polestar:clusters=1000000:refreshed=1")
+    assert "polestar" in run(capsys, str(made / "row"), *MQAR, *policies, "--out", str(tmp_path / "c.jsonl"))
 
 
 def test_the_help_names_every_parameter_of_every_policy(capsys):

@@ -246,6 +246,8 @@ def shared_prefix_case(pattern: str, *, requests: int, prefix: int, own: int, al
         assert got.texts[row] == want.tokens[0]
     layers = len(pattern)
     assert got.cost.shared_token_layers == whole * layers
+    remainder = (prefix + own) // 8 * 8 - whole  # whole blocks of a request's own
+    assert got.cost.prefill_token_layers == requests * remainder * layers
     assert blocks(model, SharedPrefix(), prompts, spans=((0, prefix),), store=store).cost.shared_token_layers == 0
     kv = 2 * 2 * 4 * 8 * pattern.count("A")  # bytes of a token
     ssm = (24 * 5 + 3 * 34) * 8 * pattern.count("M")  # of a row: state, and tail of the convolution

@@ -12,6 +12,7 @@ import torch
 
 from mezzotint.data.rows import RowSource
 from mezzotint.eval.caches_file import read_prompts
+from mezzotint.eval.results import ResultsFile
 from mezzotint.models.weights import load_model
 
 STUDIES = Path(__file__).resolve().parents[1] / "eval" / "studies"
@@ -84,6 +85,26 @@ def test_anchors_are_ordered_by_their_ratio_beside_full_recomputation(studies):
     lines = report.affix_table({"infix": rows}).splitlines()[2:]
     assert [line.split("|")[2].strip() for line in lines] == ["0", "0.2", "1", "full recomputation"]
     assert "| -0.500 ± 0.000 |" in lines[0] and "| 0.700 |" in lines[1]
+
+
+def test_a_report_never_writes_over_tables_whose_answers_are_elsewhere(studies, tmp_path, capsys):
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "caches.md").write_text("# Cache policies\n\n## KV Packet: documents read alone\n\n| a |\n\n## Reading\n")
+    command = ["--report", "--out", str(tmp_path / "out"), "--folder", str(made)]
+    assert studies["caches"].main(command) == 2
+    assert "holds no answers yet" in capsys.readouterr().err
+    rows = [row(name, i, 0.5) for name in ("none", "acache") for i in range(4)]
+    (tmp_path / "out" / "answers").mkdir(parents=True)
+    with ResultsFile(tmp_path / "out" / "answers" / "affix-infix.jsonl", subjects={"row": "0"}) as results:
+        for one in rows:
+            results.append(one["identity"] | {"subject": "row"}, status="ok", values=one["values"])
+    assert studies["caches"].main(command) == 2
+    assert "(KV Packet: documents read alone): run those parts too" in capsys.readouterr().err
+    assert "| a |" in (made / "caches.md").read_text()
+    (made / "caches.md").write_text("# Cache policies\n\n## ACache: a shared part at three places\n\n## Reading\n")
+    assert studies["caches"].main(command) == 0
+    assert "| infix |" in (made / "caches.md").read_text()
 
 
 def test_the_commands_are_told_and_none_is_run(studies, tmp_path, capsys):

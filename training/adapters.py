@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import tempfile
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,8 +62,10 @@ class AdaptersConfig:
             raise InputError(f"header {self.header} and trailer {self.trailer} leave no soft token to train")
         if not 0 < self.share < 1:
             raise InputError(f"share is {self.share}; it must be above 0 and below 1")
-        if self.lr <= 0:
-            raise InputError(f"lr is {self.lr}; it must be above 0")
+        if not 0 < self.lr < math.inf:
+            raise InputError(f"lr is {self.lr}; it must be a number above 0")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed is {self.seed}; it must be from 0 to 2^63 - 1")
         if self.rows_per_step % self.micro_rows:
             raise InputError(f"rows_per_step {self.rows_per_step} is no multiple of micro_rows {self.micro_rows}")
 
@@ -116,6 +120,18 @@ def train_adapters(config: AdaptersConfig) -> int:
     return 0
 
 
+def _open_run(folder: Path) -> None:
+    """Make the run folder before anything is trained. InputError where that cannot be, and for a release."""
+    if (folder / "model.safetensors").exists():
+        raise InputError(f"--run {folder} is a release, and its files are not mixed with a run's: give another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"the run folder {folder} cannot be written: {error.strerror}; give another --run") from error
+
+
 def _start(config: AdaptersConfig, ranks: Ranks) -> AdapterRun:
     frozen = load_model(config.release, dtype=torch.float32, device=ranks.device).requires_grad_(False)
     if "M" in frozen.config.pattern:
@@ -133,6 +149,7 @@ def _start(config: AdaptersConfig, ranks: Ranks) -> AdapterRun:
         if any(Path(config.release).glob("tokenizer.*")):
             check_tokenizer(manifest, load_tokenizer(config.release))
     spans = config.spans(size, bidirectional=bidirectional)
+    _open_run(Path(config.run))
     fingerprint = model_fingerprint(frozen)
     start = fresh_adapters(frozen, header=config.header, trailer=config.trailer, seed=config.seed)
     objective = AdapterObjective(frozen, SoftTokens(start), spans=spans, bidirectional=bidirectional)
@@ -236,7 +253,10 @@ def _resume(run: AdapterRun) -> int:
         raise InputError(f"{run.config.run} is the run of a denoiser, not of adapters: give another --run")
     for name in now:
         if name not in ("release", "data", "run", "micro_rows", "every") and written.get(name) != now[name]:
-            raise InputError(f"{folder} was written with {name} {written.get(name)}, this start has {now[name]}")
+            raise InputError(
+                f"{folder} was written with {name} {written.get(name)}, this start has {now[name]}: give the same again, or "
+                "another --run"
+            )
     if state.arms_hash != run.fingerprint or state.data_hash != run.loader.hash:
         raise InputError(f"{folder} belongs to other weights or other data: give another --run")
     pieces = Pieces(folder)

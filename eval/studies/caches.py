@@ -24,6 +24,7 @@ from teaching import Setting, call, train
 
 from mezzotint.data.cli import run_command
 from mezzotint.data.errors import InputError
+from mezzotint.eval.cells import parse_counts
 
 FOLDER = Path(__file__).with_name("caches")  # of the table and the figure
 PARTS = ("affix", "packet", "recall", "text")
@@ -41,6 +42,7 @@ BIDIRECTIONAL = (
 CAUSAL = ("fast:mode=dual", "fork", "drop:keep=0.5")
 SUB_BLOCK = 4  # tokens that a block is decoded in, for the dual cache inside a block
 TEXT_STEPS = 300
+NEW_TOKENS = 64  # of text
 TEXT_ENTROPY = "entropy:threshold=3/5/7/8"  # nats; a uniform guess has 7.6, and such a model is never sure
 TEXT = {
     "row": ("model.backbone=attention", "model.pattern=AAAA", "model.block=row"),
@@ -92,6 +94,8 @@ def _main(given: argparse.Namespace) -> int:
         raise InputError(f"no part {unknown[0]!r} in the study; one of {', '.join(PARTS)}")
     if given.samples < 20 or given.samples % 20:
         raise InputError(f"--samples is {given.samples}; give a multiple of 20")
+    if min(parse_counts(given.lengths)) <= NEW_TOKENS:
+        raise InputError(f"--lengths {given.lengths} leaves no prompt before {NEW_TOKENS} new tokens; take longer ones")
     setting = Setting(out=given.out, block=16, minutes=0, samples=0, dry_run=given.dry_run)
     study = Study(setting=setting, samples=given.samples, lengths=given.lengths)
     if not given.report:
@@ -187,8 +191,8 @@ def ask_text(study: Study) -> None:
 
 
 def _continue(study: Study, name: str, release: Path, data: Path, policies: tuple[str, ...], *how: str) -> None:
-    asked = ["--data", str(data / "heldout"), "--lengths", study.lengths, "--samples", "8"]
-    rules = ["--policies", *policies, "--reveal", "threshold=0.5", "--out", str(study.results(name))]
+    asked = ["--data", str(data / "heldout"), "--lengths", study.lengths, "--new-tokens", str(NEW_TOKENS)]
+    rules = ["--samples", "8", "--policies", *policies, "--reveal", "threshold=0.5", "--out", str(study.results(name))]
     call(study.setting, "mezzotint.eval", "caches", str(release), *asked, *how, *rules)
 
 

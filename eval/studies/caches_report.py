@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mezzotint.data.errors import InputError
 from mezzotint.eval import environment
 from mezzotint.eval.caches_table import NOTE, Line, lines_of_rows, paint, panels_of, table_of
 from mezzotint.eval.intervals import mean_and_error
@@ -22,8 +23,13 @@ Rows = list[dict]
 
 
 def write(answers: Path, folder: Path) -> str:
-    """Write caches.md and caches.png of what there is; the text of the first."""
+    """Write caches.md and caches.png of what there is; the text of the first.
+
+    Raises InputError without answers, and where a table that stands there already would be lost.
+    """
     found = {path.stem: _rows(path) for path in sorted(answers.glob("*.jsonl"))}
+    if not found:
+        raise InputError(f"{answers} holds no answers yet: run the study first")
     affixes = {place: found[f"affix-{place}"] for place in PLACES if f"affix-{place}" in found}
     compared = {name: rows for name, rows in found.items() if name.startswith(("recall-", "text-"))}
     lines = [line for rows in compared.values() for line in _lines(rows)]
@@ -40,6 +46,7 @@ def write(answers: Path, folder: Path) -> str:
         parts += ["## Every policy that has an object", table_of(lines), NOTE]
     if inside:
         parts += ["## Inside a block: decoded in sub-blocks, `none` runs the whole block every step", table_of(inside)]
+    _keep_tables(folder / "caches.md", parts)
     folder.mkdir(parents=True, exist_ok=True)
     reading = folder / "reading.md"  # written by hand
     parts += [reading.read_text(encoding="utf-8").strip()] if reading.exists() else []
@@ -49,6 +56,17 @@ def write(answers: Path, folder: Path) -> str:
     if shown:
         draw(folder / "caches.png", lambda *axes: _paint(axes, affixes, lines), panels=shown, size=(5.5, 4))
     return text
+
+
+def _keep_tables(path: Path, parts: list[str]) -> None:
+    """InputError where `path` has a table that these parts have not: its answers lie elsewhere."""
+    before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lost = [line[3:] for line in before if line.startswith("## ") and line != "## Reading" and line not in parts]
+    if lost:
+        raise InputError(
+            f"{path} has tables whose answers are not here ({'; '.join(lost)}): run those parts too, or write to another "
+            "--folder"
+        )
 
 
 def _rows(path: Path) -> Rows:

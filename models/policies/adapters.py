@@ -35,11 +35,17 @@ class Adapters:
         return digest.hexdigest()[:16]
 
     def check(self, model: Denoiser) -> None:
-        """InputError where they were trained for another model."""
+        """InputError where they were trained for another model, or are no soft tokens of this one."""
         own = model_fingerprint(model)
         if self.model != own:
             raise InputError(
                 f"these adapters were trained for the model {self.model}, this one is {own}: train adapters for it"
+            )
+        width = model.config.d_model
+        if {self.header.shape[1], self.trailer.shape[1]} != {width}:
+            raise InputError(
+                f"these adapters hold tokens of {self.header.shape[1]} and {self.trailer.shape[1]} values, the model's have "
+                f"{width}: the file was changed, train or copy it again"
             )
 
     def save(self, path: str | Path) -> None:
@@ -56,17 +62,29 @@ def load_adapters(path: str | Path, device: torch.device | str = "cpu") -> Adapt
     """The inverse of save. InputError for a file that is missing, holds no adapters or is of a newer format."""
     try:
         with safe_open(str(path), framework="pt", device=str(device)) as file:
-            about = json.loads((file.metadata() or {}).get("mezzotint_adapters", "null"))
+            about = _about((file.metadata() or {}).get("mezzotint_adapters", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path} cannot be read as adapters: {error}") from error
     if about is None or set(tensors) != {"header", "trailer"}:
         raise InputError(f"{path} is a safetensors file, but holds no adapters")
-    if about["format"] > FORMAT:
-        raise InputError(
-            f"{path} has adapter format {about['format']}, this version reads up to {FORMAT}; update mezzotint"
-        )
-    return Adapters(tensors["header"], tensors["trailer"], about["model"])
+    written, model = about
+    if written > FORMAT:
+        raise InputError(f"{path} has adapter format {written}, this version reads up to {FORMAT}; update mezzotint")
+    if any(part.ndim != 2 or not part.is_floating_point() for part in tensors.values()):
+        raise InputError(f"{path} holds adapters that are no rows of numbers: train or copy them again")
+    return Adapters(tensors["header"], tensors["trailer"], model)
+
+
+def _about(text: str) -> tuple[int, str] | None:
+    """Format and model of a file's metadata; None where it says neither."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or type(found.get("format")) is not int or not isinstance(found.get("model"), str):
+        return None
+    return found["format"], found["model"]
 
 
 def fresh_adapters(model: Denoiser, *, header: int = 8, trailer: int = 8, seed: int = 0, std: float = 0.02) -> Adapters:

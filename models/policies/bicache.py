@@ -48,6 +48,8 @@ class BiCache(Policy):
         require(self.inner in INNER, self.name, f"inner is {self.inner!r}; it must be one of {', '.join(INNER)}")
         shares = [share for share, _ in self.table]
         require(shares == sorted(shares), self.name, f"the shares of the table, {shares}, must ascend")
+        within = all(0 <= share <= 100 for share in shares)
+        require(within, self.name, f"the shares of the table, {shares}, are percents: from 0 to 100")
 
     def without_object(self, config: ModelConfig, *, bidirectional: bool) -> str | None:
         return bidirectional_only(self.name, bidirectional)

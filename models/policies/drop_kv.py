@@ -49,6 +49,7 @@ class DropKV(Policy):
         require(self.rule in RULES, self.name, f"rule is {self.rule!r}; it must be one of {', '.join(RULES)}")
         require(self.kernel >= 1 and self.kernel % 2 == 1, self.name, f"kernel is {self.kernel}; it must be odd")
         require(self.protect >= 0, self.name, f"protect is {self.protect}; it must be 0 or more tokens")
+        require(self.seed >= 0, self.name, f"seed is {self.seed}; it must be 0 or more")
 
     def without_object(self, config: ModelConfig, *, bidirectional: bool) -> str | None:
         if "A" not in config.pattern:
@@ -90,7 +91,7 @@ class DropKV(Policy):
         if self.rule == "recency":
             return torch.arange(tokens, dtype=torch.float64, device=k.device).repeat(batch, heads, 1)
         if self.rule == "random":
-            g = torch.Generator().manual_seed(self.seed * 2**40 + scene.layer * 2**32 + scene.length)
+            g = torch.Generator().manual_seed((self.seed * 2**40 + scene.layer * 2**32 + scene.length) % 2**63)
             return torch.rand(batch, heads, tokens, generator=g, dtype=torch.float64).to(k.device)
         found = attend(scene.q, [Segment(k, v), scene.inside], weights=True)
         assert found.weights is not None

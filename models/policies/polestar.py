@@ -130,9 +130,10 @@ class Polestar(Policy):
 
     def _cluster(self, look: Look, window: Tensor, positions: Tensor) -> Clusters:
         """Clusters of the window by what the layer is given, and what their centres see of all keys now."""
-        labels = spherical_clusters(look.stream, window, self.clusters)
-        look.count(ROUNDS * int(window.sum()) * self.clusters * look.stream.shape[2])
-        places = middles(look.stream, labels, self.clusters, positions)
+        count = min(self.clusters, window.shape[1])  # more than there are columns would be empty
+        labels = spherical_clusters(look.stream, window, count)
+        look.count(ROUNDS * int(window.sum()) * count * look.stream.shape[2])
+        places = middles(look.stream, labels, count, positions)
         empty = look.stream.new_zeros(0)
         found = Clusters(labels, places, empty)
         return dataclasses.replace(found, attention=self._attention(look, found, slice(0, look.sight.length)))

@@ -33,6 +33,12 @@ class SharedPrefix(Policy):
 
     def check(self, config: ModelConfig, spans: tuple[tuple[int, int], ...]) -> None:
         require_prefix(self.name, spans)
+        size = config.block_length
+        if spans[0][1] < size:
+            raise InputError(
+                f"policy fork shares whole blocks, and a shared part of {spans[0][1]} tokens is shorter than a block of "
+                f"{size}: name a longer one"
+            )
 
     def open(self, prompts: Tensor, hooks: Hooks) -> tuple[Past, Tensor]:
         spans, size = hooks.spans, hooks.model.config.block_length

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 
 from ..errors import InputError
 from .acache import ACache
@@ -41,7 +42,7 @@ LARGEST = 2**31 - 1  # of a whole number among the parameters: steps, layers, to
 
 def parse_policy(text: str) -> Policy:
     """The policy that `name:parameter=value:...` means. Raises InputError naming the nearest name or parameter."""
-    name, *options = text.strip().split(":")
+    name, options = options_of(text)
     if not name:
         raise InputError(f"no cache policy is named in {text!r}; one of {', '.join(POLICIES)}")
     if name not in POLICIES:
@@ -55,8 +56,16 @@ def parse_policy(text: str) -> Policy:
         if key not in known or not equals:
             allowed = f"its parameters are {', '.join(known)}" if known else "it has none"
             raise InputError(f"policy {name} has no parameter {option!r}: {allowed}; write parameter=value")
+        if key in values:
+            raise InputError(f"policy {name}: {key} is given twice")
         values[key] = _parsed(name, key, value, known[key])
     return kind(**values)  # type: ignore[arg-type]
+
+
+def options_of(text: str) -> tuple[str, list[str]]:
+    """The name and the `parameter=value` parts; a colon in a value, as files may have it, does not part."""
+    name, colon, rest = text.strip().partition(":")
+    return name, re.split(r":(?=\w+=)", rest) if colon else []
 
 
 def _parsed(name: str, key: str, value: str, kind: str) -> object:
@@ -97,5 +106,12 @@ def spelled(policy: Policy) -> str:
         if field.name == "adapters":
             parts += [] if value is None else [f"adapters={value.fingerprint}"]
         elif value != field.default:
-            parts.append(f"{field.name}={str(value).lower() if isinstance(value, bool) else value}")
+            parts.append(f"{field.name}={_written(value)}")
     return ":".join(parts)
+
+
+def _written(value: object) -> str:
+    """As `parse_policy` reads it."""
+    if isinstance(value, tuple):
+        return ",".join(f"{percent}-{layers}" for percent, layers in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
