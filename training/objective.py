@@ -82,12 +82,23 @@ class Objective(nn.Module):
     """
 
     def __init__(
-        self, model: Denoiser, schedule: Schedule, *, loss_chunk: int = 2048, run: LayerRun = run_layer
+        self,
+        model: Denoiser,
+        schedule: Schedule,
+        *,
+        loss_chunk: int = 2048,
+        same_pieces: bool = False,
+        run: LayerRun = run_layer,
     ) -> None:
+        """same_pieces: as many pieces of the loss in every micro-batch of a shape, however many tokens are masked.
+
+        ZeRO 3 gathers the norm and the head for each piece, and all ranks must gather equally often.
+        """
         super().__init__()
         self.model = model
         self.schedule = schedule
         self.loss_chunk = loss_chunk
+        self.same_pieces = same_pieces
         self.run = run
 
     def forward(self, tokens: Tensor, documents: Tensor, noise: Noise) -> tuple[Tensor, BlockSums]:
@@ -101,7 +112,8 @@ class Objective(nn.Module):
         noisy = canvas.targets.masked_fill(canvas.masked, config.mask_token_id)
         clean = tokens[:, : canvas.clean_tokens]
         hidden = self.model.hidden(clean, noisy, canvas.frontiers, documents, run=self.run)  # (B, K, G, D)
-        nll = self.cross_entropy(hidden[canvas.masked], canvas.targets[canvas.masked])  # (M,)
+        pieces = -(-noise.uniforms.numel() // self.loss_chunk) if self.same_pieces else None
+        nll = self.cross_entropy(hidden[canvas.masked], canvas.targets[canvas.masked], pieces)  # (M,)
 
         used = canvas.frontiers.shape[1]
         weights = self.schedule.weight(noise.levels[:, :used]) * noise.share[:, None]
@@ -117,11 +129,18 @@ class Objective(nn.Module):
         counts[:, :used] = canvas.masked.sum(dim=-1)
         return loss, BlockSums(sums, counts)
 
-    def cross_entropy(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """(M, D), (M,) -> (M,) nats in float32 or wider; the logits of more than one chunk never exist at once."""
-        if len(hidden) <= self.loss_chunk:
+    def cross_entropy(self, hidden: Tensor, targets: Tensor, pieces: int | None = None) -> Tensor:
+        """(M, D), (M,) -> (M,) nats in float32 or wider; the logits of more than one chunk never exist at once.
+
+        pieces: so many of equal length, in place of as many as the chunk asks for; some may be empty.
+        """
+        if pieces == 1 or (pieces is None and len(hidden) <= self.loss_chunk):
             return self._chunk(hidden, targets)
-        pairs = zip(hidden.split(self.loss_chunk), targets.split(self.loss_chunk))
+        pairs = (
+            zip(hidden.split(self.loss_chunk), targets.split(self.loss_chunk))
+            if pieces is None
+            else zip(hidden.tensor_split(pieces), targets.tensor_split(pieces))
+        )
         return torch.cat([checkpoint(self._chunk, part, target, use_reentrant=False) for part, target in pairs])
 
     def _chunk(self, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -94,6 +94,7 @@ def start(plan: Plan, ranks: Ranks, stop: StopSignal, dog: Watchdog) -> Run:
         model,
         config.objective.noise_schedule(),
         loss_chunk=config.objective.loss_chunk,
+        same_pieces=config.engine.zero_stage == 3,
         run=layer_run(config.engine.activations, compiled=config.engine.compile),
     )
     engine = Engine(
