@@ -112,6 +112,9 @@ def test_stacks_of_every_rank_and_no_process_left(tmp_path, started, how):
     started.append(waiting)
     assert waiting.wait(timeout=30) == outcome.HUNG
     assert other.wait(timeout=5) == -signal.SIGKILL
+    ended = outcome.read(tmp_path)
+    blamed = f", while rank 1 (process {other.pid}) on this host is stopped"  # not the rank that waits for it
+    assert ended is not None and (blamed in ended.reason) == (how == "stopped")
     assert "in hanging" in stacks(tmp_path, 0)
     assert "asked by rank 0" in stacks(tmp_path, 1)
     assert ("in beating" if how == "stopped" else "in holding") in stacks(tmp_path, 1)

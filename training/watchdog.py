@@ -47,6 +47,14 @@ class Place:
                 return process
         return None
 
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it (SIGSTOP), so that others wait for it in vain."""
+        process = self.process()
+        try:
+            return process is not None and process.status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
+
 
 class Watchdog:
     """Inside the `with`, ends this rank with exit code 87 when no `beat` comes for `limit` seconds; 0 turns it off.
@@ -139,11 +147,13 @@ class Watchdog:
     def _fire(self) -> None:
         """Stacks, outcome, and the end of the other ranks; a disk that is full or gone leaves out only the first two."""
         silence = f"no sign of life from rank {self._rank} for {self._limit:g} s in phase {self._phase!r}"
+        peers = self._peers()
+        stopped = ", ".join(f"rank {place.rank} (process {place.pid})" for place in peers if place.stopped())
+        silence += f", while {stopped} on this host is stopped" if stopped else ""
         where = f"after step {self._step}, on {socket.gethostname()}"
         self._say(f"error: {silence} ({where}); the stacks of all ranks are in {self._folder / 'stacks'}")
         with contextlib.suppress(OSError):
             self._write_stacks(f"{silence} ({where})")
-        peers = self._peers()
         with contextlib.suppress(OSError):
             asked = [self._ask(place) for place in peers]
             until = time.monotonic() + PEERS
