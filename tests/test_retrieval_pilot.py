@@ -169,6 +169,16 @@ def test_the_studys_table_counts_learned_seeds_and_leaves_out_the_others(studies
     assert "| mamba | 2 of 2 | 0.960 " in text and "seeds 0.95 to 1.00" in text
 
 
+def test_a_model_that_was_not_asked_a_task_is_not_in_its_panel(studies):
+    from matplotlib.figure import Figure
+
+    report = studies["length_report"]
+    cells = [report.Cell("mqar", "mamba", 1, 1, 9, 10), report.Cell("passkey", "hybrid", 1, 1, 0, 10)]
+    axes = Figure().subplots()
+    report.curves(axes, cells, "mqar", learned=0.9)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["mamba, 1 seed"]
+
+
 def test_the_studys_table_keeps_models_taught_elsewhere(studies, tmp_path):
     """A table from another machine: its models stay, but of one that was asked anew no old cell is left."""
     report, made = studies["length_report"], tmp_path / "made"

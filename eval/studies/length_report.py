@@ -149,7 +149,10 @@ def _words(cells: list[Cell]) -> str:
 
 def curves(axes, cells: list[Cell], task: str, *, learned: float) -> None:
     """One line a model over the seeds that learned; a thin one a seed. What was not learned stands in the legend alone."""
-    for number, arm in enumerate(sorted({cell.arm for cell in cells})):
+    asked = {cell.arm for cell in cells if cell.task == task}
+    for number, arm in enumerate(sorted({cell.arm for cell in cells})):  # a color an arm, in all panels
+        if arm not in asked:
+            continue
         knows, _ = learned_seeds(cells, task, arm, learned)
         color = f"C{number}"
         own = [cell for cell in cells if (cell.task, cell.arm) == (task, arm) and cell.seed in knows]
