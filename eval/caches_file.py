@@ -82,6 +82,8 @@ def read_prompts(path: str | Path) -> PromptFile:
 def _line(text: bytes, where: str) -> tuple[Sample, tuple[tuple[int, int], ...]]:
     try:
         line = json.loads(text)
+        if not set(line) <= {"prompt", "answer", "given", "shared"}:
+            raise ValueError(line)
         tokens, target = (_ids(line[name]) for name in ("prompt", "answer"))
         given = [_of(bool, value) for value in line.get("given", [False] * len(target))]
         spans = tuple((_of(int, start), _of(int, end)) for start, end in line.get("shared", []))

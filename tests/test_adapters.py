@@ -190,6 +190,8 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(made, tmp_path, monkeyp
         ("row", ("--lr", 0), "lr is 0"),
         ("row", ("--lr", "nan"), "lr is nan"),
         ("row", ("--lr", "inf"), "lr is inf"),
+        ("row", ("--lr", "1e38"), "lr is 1e+38"),
+        ("row", ("--run", made / "prepared"), "is prepared data"),
         ("row", ("--seed", 2**70), "seed is 1180591620717411303424"),
         ("row", ("--run", "/proc/x/y"), "the run folder /proc/x/y cannot be written"),
         ("row", ("--run", made / "row" / "training.yaml"), "cannot be written"),

@@ -189,6 +189,7 @@ def test_prompts_of_ones_own_are_asked_and_reported(made, tmp_path, capsys):
         ({"shared": [[4, 99]]}, (), "are no parts of 12 tokens"),
         ({"prompt": [5000] * 12}, (), "has the id 5000"),
         ({"prompt": "text"}, (), "line 1 cannot be read"),
+        ({"gven": [True, False, True, False]}, (), "line 1 cannot be read"),
         ({"given": ["true", "false", "", ""]}, (), "line 1 cannot be read"),
         ({"shared": [[0.9, 4.9]]}, (), "line 1 cannot be read"),
         ({"prompt": [256] * 12}, (), "has the mask 256 in a prompt"),
@@ -391,13 +392,11 @@ def test_damaged_adapters_are_told_in_a_sentence(tmp_path, about):
     save_file({"header": part, "trailer": part + 1}, path, metadata={"mezzotint_adapters": about})
     with pytest.raises(InputError, match="holds no adapters"):
         load_adapters(path)
-    save_file(
-        {"header": part[0].clone(), "trailer": part},
-        path,
-        metadata={"mezzotint_adapters": '{"format": 1, "model": "m"}'},
-    )
-    with pytest.raises(InputError, match="no rows of numbers"):
-        load_adapters(path)
+    good = {"mezzotint_adapters": '{"format": 1, "model": "m"}'}
+    for header in (part[0].clone(), part + math.nan, part - math.inf):
+        save_file({"header": header, "trailer": part}, path, metadata=good)
+        with pytest.raises(InputError, match="no rows of numbers"):
+            load_adapters(path)
 
 
 def test_adapters_of_another_width_are_told_in_a_sentence(made):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import cast
 import torch
 
 from mezzotint.data.loader import Batch, DataConfig, Loader
+from mezzotint.data.manifest import NAME as MANIFEST
 from mezzotint.data.manifest import check_tokenizer, check_vocabulary
 from mezzotint.data.tokenizer import load_tokenizer
 from mezzotint.models.denoiser import Denoiser
@@ -62,8 +62,8 @@ class AdaptersConfig:
             raise InputError(f"header {self.header} and trailer {self.trailer} leave no soft token to train")
         if not 0 < self.share < 1:
             raise InputError(f"share is {self.share}; it must be above 0 and below 1")
-        if not 0 < self.lr < math.inf:
-            raise InputError(f"lr is {self.lr}; it must be a number above 0")
+        if not 0 < self.lr <= 1:  # a step moves a value by about the rate, and soft tokens begin near 0.02
+            raise InputError(f"lr is {self.lr}; it must be above 0 and at most 1")
         if not 0 <= self.seed < 2**63:
             raise InputError(f"seed is {self.seed}; it must be from 0 to 2^63 - 1")
         if self.rows_per_step % self.micro_rows:
@@ -124,6 +124,10 @@ def _open_run(folder: Path) -> None:
     """Make the run folder before anything is trained. InputError where that cannot be, and for a release."""
     if (folder / "model.safetensors").exists():
         raise InputError(f"--run {folder} is a release, and its files are not mixed with a run's: give another folder")
+    if (folder / MANIFEST).exists():
+        raise InputError(
+            f"--run {folder} is prepared data, and its files are not mixed with a run's: give another folder"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -71,7 +71,7 @@ def load_adapters(path: str | Path, device: torch.device | str = "cpu") -> Adapt
     written, model = about
     if written > FORMAT:
         raise InputError(f"{path} has adapter format {written}, this version reads up to {FORMAT}; update mezzotint")
-    if any(part.ndim != 2 or not part.is_floating_point() for part in tensors.values()):
+    if any(part.ndim != 2 or not part.is_floating_point() or not part.isfinite().all() for part in tensors.values()):
         raise InputError(f"{path} holds adapters that are no rows of numbers: train or copy them again")
     return Adapters(tensors["header"], tensors["trailer"], model)
 
